@@ -15,7 +15,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults guides page-pictures fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults process-faults guides page-pictures fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,7 +94,10 @@ workloads: install ## Let 100 devices train 20 workloads for an hour of virtual 
 	WORKLOADS_DEVICES=100 WORKLOADS_MINUTES=60 $(BIN)/pytest --timeout=7200 -s -k learn tests/worlds/test_many_workloads.py
 
 faults: install ## Put every fault on every link of 20 devices, plaintext and TLS, with real times
-	FAULTS_DEVICES=$${FAULTS_DEVICES:-20} $(BIN)/pytest --slow --numprocesses=4 --dist=worksteal --timeout=1800 -rP tests/faults
+	FAULTS_DEVICES=$${FAULTS_DEVICES:-20} $(BIN)/pytest --slow --numprocesses=4 --dist=worksteal --timeout=1800 -rP --ignore=tests/faults/test_processes.py tests/faults
+
+process-faults: install ## Kill, restart and stop each process of a real fleet at each stage of a round: about an hour
+	FAULTS_DEVICES=3 $(BIN)/pytest --slow --numprocesses=0 --timeout=1800 -rP tests/faults/test_processes.py
 
 guides: install ## Follow the guide for an app of one's own with its real programs: about a minute of two idle cores
 	$(BIN)/pytest --slow --numprocesses=0 tests/integration/docs/test_your_app.py

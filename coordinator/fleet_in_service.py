@@ -17,7 +17,9 @@ from coordinator.repository.repository import FleetRepository
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
 from coordinator.service_figures import ServiceFigures
+from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
+from coordinator.services.state_times import StateTimes
 from coordinator.services.trimmer import Trimmer
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
@@ -46,6 +48,8 @@ class FleetInService:
         trimmer: changes rounds in flight when budgets fall.
         budgets: the budgets in force.
         figures: measurements of the coordinator itself.
+        state_times: since when devices are in their states.
+        events: the log of what happens to the fleet.
     """
 
     fleet: Fleet
@@ -58,6 +62,8 @@ class FleetInService:
     trimmer: Trimmer
     budgets: BudgetWatch
     figures: ServiceFigures
+    state_times: StateTimes
+    events: EventLog
 
     @classmethod
     async def opened(cls, preparation: Preparation, held: AsyncExitStack) -> FleetInService:
@@ -81,8 +87,6 @@ class FleetInService:
         if preparation.credentials is not None:
             # While this coordinator was a standby, the other may have renewed or replaced the folder's contents.
             preparation.credentials.read_again()
-        if preparation.keep is not None:
-            store.delete_old_runs(preparation.keep)
         # Only the store's owner writes to the folder; a standby does not.
         metadata = _metadata_in(settings.profiling.reference_metadata)
         kept = store.load()
@@ -107,7 +111,9 @@ class FleetInService:
         )
         held.push_async_callback(orders.close)
         repository = FleetRepository(fleet, writer, settings.store)
-        trimmer = Trimmer(repository, orders, settings=settings.site)
+        state_times = StateTimes(fleet.agents.devices, settings.profiling.modes)
+        events = EventLog(fleet, repository.save_soon, state_times.throttled_unix_s, kept.devices)
+        trimmer = Trimmer(repository, orders, settings=settings.site, events=events)
         budgets = BudgetWatch(
             preparation.basis.site.budgets,
             trimmer.budget_changed,
@@ -115,10 +121,24 @@ class FleetInService:
             settings=settings.site,
             since_boot_s=BootClock.of_system().since_boot_s,
             is_clock_doubtful=kept.is_clock_doubtful,
+            on_event=events.budget_changed,
         )
         held.push_async_callback(budgets.stop)
         await budgets.start()
-        return cls(fleet, writer, repository, references, metadata, leases, orders, trimmer, budgets, figures)
+        return cls(
+            fleet,
+            writer,
+            repository,
+            references,
+            metadata,
+            leases,
+            orders,
+            trimmer,
+            budgets,
+            figures,
+            state_times,
+            events,
+        )
 
 
 def _metadata_in(folder: Path | None) -> ReferenceMetadata | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
@@ -43,9 +42,3 @@ class Histogram:
         """Count a value."""
         self._counts[bisect_left(self._limits, value)] += 1
         self.sum += value
-
-    def copy(self) -> Histogram:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied._counts = self._counts.copy()  # noqa: SLF001 - an instance of this class
-        return copied

@@ -21,7 +21,6 @@ from coordinator.services.operations import OperatorServicer
 from coordinator.services.planning import PlanningServicer
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
-from coordinator.services.state_times import StateTimes
 from coordinator.services.superlink import SuperLinkServicer
 from coordinator.services.views import ViewServicer
 from wattfleet_io.clock import utc_now
@@ -83,18 +82,19 @@ class RpcServices:
         settings, identities, repository = preparation.settings, preparation.identities, serving.repository
         leases, orders, references = serving.leases, serving.orders, serving.references
         self.healthy = HealthServicer()
-        state_times = StateTimes(repository.fleet.agents.devices, settings.profiling.modes)
+        events = serving.events
         self.sessions = SessionServicer(
             repository,
             leases,
             orders,
             references,
             settings.profiling.modes,
-            state_times,
+            serving.state_times,
             settings=settings.sessions,
             peers=settings.peers,
             metadata=serving.metadata,
             has_certificate=lambda device_id: identities.has_certificate(device_id, utc_now()),
+            events=events,
         )
         planning = RoundPlanning(
             repository,
@@ -102,10 +102,11 @@ class RpcServices:
             orders,
             settings=settings.rounds,
             figures=serving.figures,
+            events=events,
             profile_modes=settings.profiling.modes,
         )
-        self._planner = PlanningServicer(repository, planning, orders, settings=settings.rounds)
-        self.viewer = ViewServicer(repository, state_times)
+        self._planner = PlanningServicer(repository, planning, orders, settings=settings.rounds, events=events)
+        self.viewer = ViewServicer(repository, serving.state_times, events)
         reconnect_all = self.sessions.reconnect_all
         self.operator = OperatorServicer(
             repository,
@@ -118,6 +119,7 @@ class RpcServices:
             settings.site,
             serving.metadata,
             revoke=lambda device_ids: identities.forget(device_ids, utc_now()),
+            events=events,
         )
         issuing = self._enrolment = self._superlink = None
         if preparation.credentials is not None:

@@ -38,6 +38,7 @@ from wattfleet_io.addresses import reachable_here, split_address
 from wattfleet_io.atomic_files import replace_file
 from wattfleet_io.clock import utc_now
 from wattfleet_io.tasks import run_until_first
+from wattfleet_io.version import installed_versions
 
 _log = logging.getLogger(__name__)
 
@@ -87,10 +88,12 @@ async def serve(
         page = await _serve_page(preparation, services, held)
         latencies = RpcLatencies(serving.figures)
         servers = Listeners(preparation.listeners, quotas, audit, latencies, services.add_to, idle_s)
+        held.push_async_callback(services.operator.close)
         # After the sessions have ended, and before the writer is closed, so that their ends are still stored.
         held.push_async_callback(servers.stop, settings.server.stop_grace_s)
         held.push_async_callback(services.sessions.close)
         bound.update(await servers.start())
+        serving.events.started(installed_versions()["wattfleet"] or "unknown")
         await services.healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         if stop is None:
             stop = asyncio.Event()

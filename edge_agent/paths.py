@@ -51,6 +51,9 @@ INFERENCE_DIRECTORY = "inference"
 SERVED_FILE = "served.jsonl"
 """Below the state directory: what a simulated board has served, span by span."""
 
+WORK_FILE = "work.jsonl"
+"""Below the state directory: when a virtual board worked, in which mode, and what it drew, span by span."""
+
 WELCOME_FILE = "welcome.json"
 """Below the state directory: the latest Welcome, for a start while the coordinator is unreachable."""
 

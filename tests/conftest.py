@@ -37,6 +37,9 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(should_log)
 os.environ[FILE_VARIABLE] = ""
 os.environ.pop("XDG_CONFIG_HOME", None)
 
+# gRPC's own log goes to the terminal, past pytest. A refused handshake, for example, is what a test is about.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow forms too")

@@ -19,7 +19,7 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_identity.authority import SERVER_NAME
 from wattfleet_identity.certificates import Certificate, matches, read_certificates
 from wattfleet_identity.peers import Peer
-from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
 
 KEY, CERTIFICATE, TRUSTED, COORDINATOR = "key.pem", "certificate.pem", "trusted.pem", "coordinator.json"
 SECRET_MODE, FOLDER_MODE = 0o600, 0o700
@@ -174,12 +174,13 @@ def _write_addresses(folder: Path, identity: Identity) -> None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder that only its owner may enter.
+    """Create a folder that only its owner may enter; its parents are for its group, too.
 
     Raises:
         OSError: the folder cannot be created.
     """
-    folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    make_state_folder(folder.parent)
+    folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
     if stat.S_IMODE(folder.stat().st_mode) != FOLDER_MODE:
         os.chmod(folder, FOLDER_MODE)
 

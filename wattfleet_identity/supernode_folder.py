@@ -11,6 +11,7 @@ from __future__ import annotations
 import grp
 import json
 import os
+import stat
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -129,9 +130,15 @@ def _write(folder: Path, facts: SuperNodeFacts, trusted_pem: bytes) -> None:
 
 
 def _share(folder: Path) -> None:
-    """Give the group access to the folder, if the group exists and this user may assign files to it."""
+    """Give the group access to the folder, if the group exists and this user may assign files to it.
+
+    The folder is in the state directory, which only its group may enter.
+    """
     try:
         group = grp.getgrnam(GROUP).gr_gid
+        state = folder.parent.stat()
+        if state.st_gid != group and not state.st_mode & stat.S_IXOTH:
+            os.chown(folder.parent, -1, group)
         for path, mode in (
             (folder, _SHARED_FOLDER_MODE),
             (folder / KEY, _SHARED_KEY_MODE),

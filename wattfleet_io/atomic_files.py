@@ -7,12 +7,17 @@ symbolic link, a pipe or a file of their own there; a process of root must neith
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+_STATE_FOLDER_MODE = 0o750
 
 _ABANDONED_S = 3600.0
 """A draft that is older than a newer one by this time, s, was left by a killed process."""
@@ -125,6 +130,38 @@ def require_own_folder(folder: Path) -> None:
         raise OSError(
             errno.EPERM, f"every user may write to the folder {folder}: run `chmod o-w {folder}`", str(folder)
         )
+
+
+def make_state_folder(folder: Path) -> None:
+    """Create a folder, and its parents, that other users may not enter; existing folders stay as they are.
+
+    Raises:
+        OSError: a folder cannot be created.
+    """
+    try:
+        folder.mkdir(mode=_STATE_FOLDER_MODE)
+    except FileNotFoundError:
+        make_state_folder(folder.parent)
+        folder.mkdir(mode=_STATE_FOLDER_MODE, exist_ok=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def close_to_others(folder: Path) -> None:
+    """Let no other users enter a folder of this user, unless it contains files of others.
+
+    This cannot fail: without the right to change the folder, it stays as it is.
+    """
+    user = os.geteuid()
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        with os.scandir(folder) as entries:
+            owners = {folder.stat().st_uid, *(entry.stat(follow_symlinks=False).st_uid for entry in entries)}
+        if mode & stat.S_IRWXO and owners == {user}:
+            folder.chmod(mode & ~stat.S_IRWXO)
+    except OSError as error:
+        _log.debug("%s: its permissions cannot be changed: %s", folder, error.strerror)
 
 
 def remove_file(path: Path) -> None:

@@ -1,30 +1,52 @@
-"""Calculates what a round would have cost without Wattfleet, from the boards' true time and power."""
+"""What rounds cost without Wattfleet: other ways of training on the same boards, in virtual time.
+
+The boards are those of the simulation. They train the same data, from the same parameters, for as many rounds, and
+their choices know the boards' true time and power. Only the clock differs: nothing waits for the seconds of a board.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from edge_agent.devices.mode_names import presets_of
-from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from wattfleet.choosing import Front, pareto_front
+from edge_agent.devices.virtual.virtual_board import VirtualBoard, WorkSpan
+from edge_agent.runtime.readiness import parked_mode
+from wattfleet.choosing import Front, predicted_front
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.modes import ModeArray, Workload, array_to_modes
-from wattfleet.planning import Allowance, Offer, plan_round
-from wattfleet.planning.policies import FastestK
-from wattfleet.prediction import warmup_s
+from wattfleet.modes import ModeArray, PowerMode, Workload, WorkloadFacts, array_to_modes
+from wattfleet.planning import Allowance, Offer, RoundPlan, plan_round
+from wattfleet.planning.policies import FastestK, RandomK
+from wattfleet.prediction import Prediction
+from wattfleet_simulation.digits_app.task import minibatches_per_epoch, sample_counts
+from wattfleet_simulation.federation import Federation
+from wattfleet_simulation.settings import SimulatedApp, SimulationSettings
+from wattfleet_simulation.virtual_time import MEASURING, Work, site_watts, stretches
+
+PRESETS = "NVIDIA's presets"
+PLAIN_FLOWER = "plain Flower"
 
 _DRAWS = 200
+_NICENESS = 5
 
-PLAIN_FLOWER = "plain Flower"
-MAXN = "the same devices in MAXN"
-PRESETS = "the same devices in presets"
+
+def idle_w(board: VirtualBoard) -> float:
+    """Return the true watts of a parked board."""
+    parked = board.restarted(0)
+    parked.apply(parked_mode(parked))
+    return parked.load_in_force.idle_mw / 1e3
 
 
 @dataclass(frozen=True)
@@ -44,6 +66,11 @@ class TrueBoard:
     idle_w: float
 
     @cached_property
+    def best(self) -> Front:
+        """Return the Pareto front of the board's whole mode space."""
+        return self._front(self.board.modes)
+
+    @cached_property
     def highest(self) -> Front:
         """Return a front of one point, with every clock at its highest as in the preset MAXN."""
         modes = self.board.modes
@@ -57,133 +84,343 @@ class TrueBoard:
         return self._front(np.array(modes)) if modes else None
 
     def _front(self, modes: ModeArray) -> Front:
-        minibatch_ms, power_mw = self.board.truth(modes, self.workload)
-        starts_s = warmup_s(modes, minibatch_ms, self.board.mean_first_gcycles)
-        epoch_s = minibatch_ms * self.minibatches_per_epoch / 1e3
-        rows = pareto_front(starts_s + epoch_s, power_mw)
-        nothing = np.zeros(len(rows))
-        return Front(modes[rows], epoch_s[rows], power_mw[rows] / 1e3, nothing, nothing, starts_s[rows])
+        certain = np.zeros(len(modes))
+        true = Prediction(*self.board.mean_truth(modes, self.workload), certain, certain)
+        return predicted_front(modes, true, self.minibatches_per_epoch, self.board.mean_first_gcycles)
+
+
+def true_boards(
+    app: SimulatedApp, workload: Workload, seed: int, boards: Mapping[str, VirtualBoard]
+) -> dict[str, TrueBoard]:
+    """Return the truth about every device of a simulation with an app, by id; also of devices that never trained.
+
+    Args:
+        app: the app. If a plan may choose its minibatch size, this is the truth for its first size.
+        workload: the workload as the run states it.
+        seed: seed of the data split.
+        boards: the boards, in the order of their data.
+    """
+    # The rest of the facts that affect the boards' speed; an app's loader reports it when a device trains.
+    paced = workload.completed(WorkloadFacts(batch=app.batch_size))
+    samples = sample_counts(len(boards), seed)
+    return {
+        device_id: TrueBoard(board, paced, minibatches_per_epoch(count, app.batch_size), idle_w(board))
+        for (device_id, board), count in zip(boards.items(), samples, strict=True)
+    }
+
+
+class Way(Protocol):
+    """A way to choose the devices and modes of a round."""
+
+    def modes(self, server_round: int) -> dict[str, PowerMode]:
+        """Return the modes of the devices that train in a round, by device id.
+
+        Raises:
+            InfeasibleBudgetError: the budget is too small for any device.
+        """
+        ...
 
 
 @dataclass(frozen=True)
-class Cost:
-    """The time, power and energy of a round.
+class PlainFlower:
+    """Flower without a planner: devices are drawn at random, as many as fit into the budget, and train in MAXN.
 
     Attributes:
-        duration_s: seconds until the slowest device has finished.
-        site_w: watts of the site while all of them train.
-        training_j: joules of the trainings.
+        boards: all boards of the site.
+        site_budget_w: the site's budget, watts.
+        seed: seed of the draws.
     """
 
-    duration_s: float
-    site_w: float
-    training_j: float
+    boards: Mapping[str, TrueBoard]
+    site_budget_w: float
+    seed: int
+
+    def modes(self, server_round: int) -> dict[str, PowerMode]:
+        """Draw devices one after the other, and leave out those that no longer fit.
+
+        Raises:
+            InfeasibleBudgetError: no device fits.
+        """
+        drawn = random.Random(f"{self.seed}/{server_round}").sample(sorted(self.boards), len(self.boards))
+        left_w = self.site_budget_w - sum(board.idle_w for board in self.boards.values())
+        found = {}
+        for device_id in drawn:
+            board = self.boards[device_id]
+            extra_w = float(board.highest.power_w[0]) - board.idle_w
+            if extra_w <= left_w:
+                found[device_id] = board.highest.mode(0)
+                left_w -= extra_w
+        if not found:
+            raise InfeasibleBudgetError(f"no board fits into {self.site_budget_w:g} W in MAXN")
+        return found
 
 
-def compared(
+@dataclass(frozen=True)
+class Presets:
+    """Devices are drawn at random; an exact planner that knows the truth chooses their presets for the shortest round.
+
+    Boards without presets have only their highest mode.
+
+    Attributes:
+        boards: all boards of the site.
+        site_budget_w: the site's budget, watts.
+        seed: seed of the draws.
+        epochs: local epochs of each device.
+        count: devices to draw; None for half of them, as for Wattfleet's policies. Those that do not fit are left out.
+    """
+
+    boards: Mapping[str, TrueBoard]
+    site_budget_w: float
+    seed: int
+    epochs: float
+    count: int | None = None
+
+    def modes(self, server_round: int) -> dict[str, PowerMode]:
+        """Return the drawn devices' modes in the shortest round within the budget.
+
+        Raises:
+            InfeasibleBudgetError: no drawn device fits.
+        """
+        offers = [
+            Offer(device_id, board.presets or board.highest, board.idle_w) for device_id, board in self.boards.items()
+        ]
+        allowance = Allowance.of_site(self.site_budget_w)
+        plan = plan_round(offers, RandomK(self.count, self.seed), allowance, self.epochs, server_round)
+        return {each.device_id: each.mode for each in plan.assignments}
+
+
+class TrainedBoards:
+    """Boards that train in virtual time.
+
+    Args:
+        boards: the boards, with what they train; they are left as they are.
+        noise: seed of the boards' noise.
+    """
+
+    def __init__(self, boards: Mapping[str, TrueBoard], noise: int) -> None:
+        self._boards = boards
+        self._opened = {
+            device_id: true.board.restarted(noise + k) for k, (device_id, true) in enumerate(boards.items())
+        }
+        self._work: dict[str, list[WorkSpan]] = {}
+        for device_id, board in self._opened.items():
+            board.on_work = partial(self._worked, device_id)
+
+    def train(self, modes: Mapping[str, PowerMode], epochs: float) -> Work:
+        """Train a round, as the agents do on these boards, and return what the boards did."""
+        self._work = {device_id: [] for device_id in modes}
+        for device_id, mode in modes.items():
+            board, true = self._opened[device_id], self._boards[device_id]
+            board.apply(mode)
+            training = board.begin_training(true.workload)
+            training.finish(max(1, round(epochs * true.minibatches_per_epoch)))
+            board.apply(parked_mode(board))
+        return self._work
+
+    def _worked(self, device_id: str, span: WorkSpan) -> None:
+        self._work[device_id].append(span)
+
+
+def trained(
+    name: str,
+    way: Way,
+    boards: Mapping[str, TrueBoard],
+    federation: Federation,
+    rounds: int,
+    epochs: float,
+    noise: int,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Train one way, and return it for the report, as `described`; with a `reason` alone if it is not possible.
+
+    Args:
+        name: the way's name.
+        way: chooses devices and modes.
+        boards: all boards of the site.
+        federation: trains the models.
+        rounds: number of rounds.
+        epochs: local epochs of each device.
+        noise: seed of the boards' noise.
+        progress: called with the current step as text.
+
+    Raises:
+        StoppedError: it was stopped meanwhile.
+    """
+    partitions = {device_id: partition for partition, device_id in enumerate(boards)}
+    fleet, model = TrainedBoards(boards, noise), federation.start()
+    initial, done, accuracy = model.accuracy, [], {}
+    for number in range(1, rounds + 1):
+        progress(f"{name}, round {number} of {rounds}")
+        try:
+            modes = way.modes(number)
+        except InfeasibleBudgetError as error:
+            return {"name": name, "reason": str(error)}
+        done.append((number, fleet.train(modes, epochs), {device_id: (mode,) for device_id, mode in modes.items()}))
+        model = federation.after(model, [partitions[device_id] for device_id in modes])
+        accuracy[number] = model.accuracy
+    return described(name, done, accuracy, initial, {device_id: board.idle_w for device_id, board in boards.items()})
+
+
+def described(
+    name: str,
+    rounds: Sequence[tuple[int, Work, Mapping[str, Sequence[PowerMode]]]],
+    accuracy: Mapping[int, float],
+    initial_accuracy: float | None,
+    idle_w: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return a run in virtual time for the report.
+
+    Args:
+        name: its name.
+        rounds: see `stretches`.
+        accuracy: accuracy after each round, by its number.
+        initial_accuracy: accuracy before the first round.
+        idle_w: watts of every board while it idles.
+    """
+    run = stretches(rounds, idle_w)
+    watts = site_watts(run, idle_w)
+    energy_j = list(itertools.accumulate(stretch.energy_j for stretch in run))
+    draws = [draw for stretch in run for draw in stretch.draws]
+    measuring = [draw for draw in draws if draw.kind == MEASURING]
+    return {
+        "name": name,
+        "initial_accuracy": initial_accuracy,
+        "rounds": [
+            {
+                "round": stretch.number,
+                "devices": sorted(device_id for device_id, spans in work.items() if spans),
+                "end_s": stretch.end_s,
+                "energy_j": joules,
+                "accuracy": accuracy.get(stretch.number),
+            }
+            for stretch, joules, (_, work, _) in zip(run, energy_j, rounds, strict=True)
+        ],
+        "worked_s": sum(draw.end_s - draw.begin_s for draw in draws),
+        "measuring_s": sum(draw.end_s - draw.begin_s for draw in measuring),
+        "measuring_j": sum(draw.extra_w * (draw.end_s - draw.begin_s) for draw in measuring),
+        "watts": {"at_s": watts.at_s, "idle_w": watts.idle_w, **watts.extra_w},
+    }
+
+
+class BaselineTraining:
+    """Trains the baselines of runs in a thread of low priority, while the simulated fleet trains.
+
+    Args:
+        settings: what is simulated.
+        boards: the boards, in the order of their data; they are left as they are.
+    """
+
+    def __init__(self, settings: SimulationSettings, boards: Mapping[str, VirtualBoard]) -> None:
+        self._settings, self._boards = settings, boards
+        self._stopped = threading.Event()
+        self._pool = ThreadPoolExecutor(1, "baselines", initializer=_in_background)
+        self._futures: dict[int, Future[list[dict[str, Any]]]] = {}
+        self.step = ""
+
+    def __enter__(self) -> BaselineTraining:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def begin(self, number: int, app: SimulatedApp, workload: Workload) -> None:
+        """Begin with the baselines of a run, unless they have begun or the run cannot be compared."""
+        if number not in self._futures and self._settings.why_not_compared(number) is None:
+            self._futures[number] = self._pool.submit(self._train, number, app, workload)
+
+    @property
+    def are_done(self) -> bool:
+        """Whether all baselines that have begun are trained."""
+        return all(future.done() for future in self._futures.values())
+
+    def results(self, number: int) -> list[dict[str, Any]]:
+        """Wait for the baselines of a run, and return each of them as `trained` does."""
+        return self._futures[number].result()
+
+    def _train(self, number: int, app: SimulatedApp, workload: Workload) -> list[dict[str, Any]]:
+        settings, epochs = self._settings, app.local_epochs[0]
+        boards = true_boards(app, workload, settings.seed, self._boards)
+        federation = Federation(app, len(boards), settings.seed, stopped=self._stopped)
+        ways: dict[str, Way] = {
+            PRESETS: Presets(boards, settings.site_budget_w, settings.seed, epochs, settings.clients),
+            PLAIN_FLOWER: PlainFlower(boards, settings.site_budget_w, settings.seed),
+        }
+
+        def progress(text: str) -> None:
+            self.step = f"{text} of run {number}"
+
+        return [
+            trained(name, way, boards, federation, settings.rounds, epochs, settings.seed, progress)
+            for name, way in ways.items()
+        ]
+
+
+def _in_background() -> None:
+    """Let the fleet's processes go first."""
+    torch.set_num_threads(1)
+    with suppress(OSError, AttributeError):
+        # Linux has a priority for each thread.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _fastest(
+    boards: Mapping[str, TrueBoard], fronts: Mapping[str, Front], epochs: float, site_budget_w: float
+) -> RoundPlan | None:
+    """The shortest round in which all devices with a front train; None if the budget does not suffice for that."""
+    offers = [Offer(each, front, boards[each].idle_w) for each, front in fronts.items()]
+    allowance = Allowance.of_site(
+        site_budget_w, sum(board.idle_w for each, board in boards.items() if each not in fronts)
+    )
+    try:
+        plan = plan_round(offers, FastestK(len(offers)), allowance, epochs, 1)
+    except InfeasibleBudgetError:
+        return None
+    return plan if len(plan.assignments) == len(offers) else None
+
+
+def random_draw(
     boards: Mapping[str, TrueBoard], chosen: Sequence[str], epochs: float, site_budget_w: float, seed: int
-) -> dict[str, dict[str, Any] | None]:
-    """Return what one round would have cost without Wattfleet: with plain Flower, in MAXN and in presets.
+) -> dict[str, Any]:
+    """Return how long a round takes with the chosen devices, and with as many devices drawn uniformly.
+
+    It covers all possible draws, or many. Each set gets its own best modes within the same watts, by the boards' true
+    values, so only the selection makes a difference.
 
     Args:
         boards: all boards of the site.
         chosen: ids of the devices that trained in the round.
         epochs: local epochs of each device.
-        site_budget_w: the site's budget, watts. Only the choice of presets keeps it.
-        seed: seed of plain Flower's random draws.
+        site_budget_w: the site's budget, watts.
+        seed: seed of the draws, if not all are covered.
 
     Returns:
-        For each alternative, by name: `duration_s`, `site_w`, `training_j` and `over_budget_share`. For plain Flower,
-        which draws the same number of devices at random and runs them in MAXN, these are means over all possible draws
-        or over many. Presets have None if they cannot keep the budget, or if a board has no presets.
+        `draws`: the number of drawn sets; `over_budget`: those that no modes keep within the budget;
+        `selected_duration_s`: seconds with the chosen devices; `mean_duration_s` and `worst_duration_s`: seconds over
+        the other sets. A value is None if the budget is too small for all of its sets.
     """
-    if not chosen:
-        return {PLAIN_FLOWER: None, MAXN: None, PRESETS: None}
-    draws = list(itertools.islice(itertools.combinations(sorted(boards), len(chosen)), 100_000))
-    if len(draws) > _DRAWS:
-        draws = random.Random(seed).sample(draws, _DRAWS)
-    in_presets = _in_presets(boards, chosen, epochs, site_budget_w)
+
+    def duration_s(devices: Sequence[str]) -> float | None:
+        plan = _fastest(boards, {each: boards[each].best for each in devices}, epochs, site_budget_w)
+        return None if plan is None else plan.duration_s
+
+    sets = _draws(boards, len(chosen), seed) if chosen else []
+    durations_s = [each for each in map(duration_s, sets) if each is not None]
     return {
-        PLAIN_FLOWER: _mean([_in_maxn(boards, draw, epochs) for draw in draws], site_budget_w),
-        MAXN: _mean([_in_maxn(boards, chosen, epochs)], site_budget_w),
-        PRESETS: None if in_presets is None else _mean([in_presets], site_budget_w),
+        "draws": len(sets),
+        "over_budget": len(sets) - len(durations_s),
+        "selected_duration_s": duration_s(chosen) if chosen else None,
+        "mean_duration_s": float(np.mean(durations_s)) if durations_s else None,
+        "worst_duration_s": max(durations_s, default=None),
     }
 
 
-def _rest_w(boards: Mapping[str, TrueBoard], chosen: Iterable[str]) -> float:
-    others = set(boards).difference(chosen)
-    return sum(boards[each].idle_w for each in others)
-
-
-def _in_maxn(boards: Mapping[str, TrueBoard], chosen: Sequence[str], epochs: float) -> Cost:
-    parts = [boards[each].highest for each in chosen]
-    seconds = [float(part.warmup_s[0] + epochs * part.epoch_s[0]) for part in parts]
-    watts = [float(part.power_w[0]) for part in parts]
-    joules = sum(w * s for w, s in zip(watts, seconds, strict=True))
-    return Cost(max(seconds), _rest_w(boards, chosen) + sum(watts), joules)
-
-
-def _in_presets(
-    boards: Mapping[str, TrueBoard], chosen: Sequence[str], epochs: float, site_budget_w: float
-) -> Cost | None:
-    """The fastest combination of presets within the budget."""
-    offers = [
-        Offer(each, front, boards[each].idle_w)
-        for each in sorted(chosen)
-        if (front := boards[each].presets) is not None
-    ]
-    if len(offers) < len(chosen):
-        return None
-    rest_w = _rest_w(boards, chosen)
-    try:
-        plan = plan_round(offers, FastestK(len(offers)), Allowance.of_site(site_budget_w, rest_w), epochs, 1)
-    except InfeasibleBudgetError:
-        return None
-    if len(plan.assignments) < len(chosen):
-        return None
-    seconds = [each.warmup_s + epochs * each.epoch_s for each in plan.assignments]
-    joules = sum(each.power_w * s for each, s in zip(plan.assignments, seconds, strict=True))
-    return Cost(max(seconds), rest_w + sum(each.power_w for each in plan.assignments), joules)
-
-
-def _mean(costs: Sequence[Cost], site_budget_w: float) -> dict[str, Any]:
-    return {
-        "duration_s": float(np.mean([each.duration_s for each in costs])),
-        "site_w": float(np.mean([each.site_w for each in costs])),
-        "training_j": float(np.mean([each.training_j for each in costs])),
-        "over_budget_share": float(np.mean([each.site_w > site_budget_w for each in costs])),
-    }
-
-
-def summary(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Compare a run with the alternatives, as means of a round.
-
-    Only observed rounds count, so that all rows cover the same rounds.
-
-    Args:
-        rounds: the rounds in the report, each with its `baselines`.
-
-    Returns:
-        A row for this run, then one for each alternative: `name`, `rounds` (how many it covers), `duration_s`,
-        `site_w`, `training_j` and `over_budget_share`. A value is None if no round has it.
-    """
-    seen = [one for one in rounds if one["training_j"] is not None and one["observed_duration_s"] is not None]
-    own = [
-        {
-            "duration_s": one["observed_duration_s"],
-            "site_w": one["observed_site_w"],
-            "training_j": one["training_j"],
-            "over_budget_share": float(not one["site_budget_held"]),
-        }
-        for one in seen
-    ]
-    rows = [_row("this run, as observed", own)]
-    for name in (PLAIN_FLOWER, MAXN, PRESETS):
-        rows.append(_row(name, [one["baselines"][name] for one in seen if one["baselines"][name] is not None]))
-    return rows
-
-
-def _row(name: str, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    keys = ("duration_s", "site_w", "training_j", "over_budget_share")
-    means = {key: float(np.mean([each[key] for each in found])) if found else None for key in keys}
-    return {"name": name, "rounds": len(found), **means}
+def _draws(boards: Mapping[str, TrueBoard], count: int, seed: int) -> list[tuple[str, ...]]:
+    """Return all sets of a number of devices, or many that are drawn uniformly."""
+    devices = sorted(boards)
+    if math.comb(len(devices), count) <= _DRAWS:
+        return list(itertools.combinations(devices, count))
+    generator, found = random.Random(seed), set[tuple[str, ...]]()
+    while len(found) < _DRAWS:
+        found.add(tuple(sorted(generator.sample(devices, count))))
+    return sorted(found)

@@ -53,10 +53,10 @@ class CoordinatorView:
         return list(self._client.devices(with_fronts=True, workload=workload))
 
     def run(self, run_id: str) -> RunSeen:
-        """Return a run and its rounds; an empty run if its ServerApp has not announced it yet."""
-        for run in self._client.runs():
+        """Return a run and its rounds with their times; an empty run if its ServerApp has not announced it yet."""
+        for run in self._client.runs(with_times=True):
             if run.run_id == run_id:
-                return RunSeen(run, list(self._client.rounds(run_id)))
+                return RunSeen(run, list(self._client.rounds(run_id, with_times=True)))
         return RunSeen()
 
     def errors(self, run_ids: Container[str]) -> list[str]:

@@ -9,9 +9,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from coordinator.display.run_totals import trainings_words
 from coordinator.display.view_values import state_word
 from wattfleet.modes import PowerMode
-from wattfleet_io.console import energy_text
+from wattfleet_io.console import count_of, energy_text
 from wattfleet_io.tables import FittingTable, columns, numbers, texts
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 from wattfleet_simulation.forecast import left_text
@@ -187,24 +188,32 @@ def closing_tables(run: Mapping[str, Any]) -> Sequence[RenderableType]:
             style="bold",
             ends_section=True,
         )
-    return [devices, rounds, _comparison(run["comparison"])]
+    return [devices, rounds, *([_comparison(run["comparison"])] if run["comparison"]["ways"] else [])]
 
 
-def _comparison(rows: Sequence[Mapping[str, Any]]) -> FittingTable:
-    """Return the table that compares this run with the alternatives, as means of a round."""
-    title = "Mean of a round; the rows below the first are calculated from the boards' true values"
-    figures = ("seconds", "site W", "kJ", "over\nbudget")
-    table = FittingTable(columns(texts("setup"), *map(numbers, figures)), title=title, has_lines=True)
-    for row in rows:
-        joules, share = row["training_j"], row["over_budget_share"]
+def _comparison(comparison: Mapping[str, Any]) -> FittingTable:
+    """Return the table that compares this run with the baselines, in the boards' own time."""
+    target = comparison["target"]
+    to_target = f"to {percent(target)}" if target is not None else "to target"
+    names = (f"{to_target}\ns", f"{to_target}\nkJ", "all\ns", "all\nkJ", "accuracy\nat the end", "most W")
+    title = "Compared in the boards' own time; kJ of all boards, idle ones included"
+    table = FittingTable(columns(texts(""), *map(numbers, names)), title=title, has_lines=True)
+    for way in comparison["ways"]:
+        until = way["to_target"] or {"s": None, "j": None}
         table.add(
-            row["name"],
-            _number(row["duration_s"]),
-            _number(row["site_w"]),
-            "-" if joules is None else f"{joules / 1e3:.2f}",
-            "-" if share is None else percent(share),
+            way["name"],
+            _number(until["s"]),
+            _kilojoules(until["j"]),
+            _number(way["duration_s"]),
+            _kilojoules(way["energy_j"]),
+            percent(way["final_accuracy"]),
+            _number(way["most_w"]),
         )
     return table
+
+
+def _kilojoules(joules: float | None) -> str:
+    return "-" if joules is None else f"{joules / 1e3:.1f}"
 
 
 def duty_table(duties: Mapping[str, Any]) -> RenderableType:
@@ -228,19 +237,22 @@ def duty_table(duties: Mapping[str, Any]) -> RenderableType:
 def closing_line(run: Mapping[str, Any]) -> str:
     """Return the result of one run in one line."""
     errors = run["median_error"]
-    epoch, watts = (percent(errors[quantity]["share"]) for quantity in ("epoch_s", "power_w"))
-    held = sum(one["site_budget_held"] for one in run["rounds"])
-    return (
-        f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}, median error of an epoch's seconds {epoch} and"
-        f" watts {watts} over {errors['epoch_s']['trainings']} trainings,"
-        f" {sum(device['modes_profiled'] for device in run['devices'].values())} modes measured,"
-        f" watts held in {held} of {len(run['rounds'])} rounds, {energy_text(_training_j(run))} for the trainings"
+    epochs, watts = (
+        f"{percent(errors[quantity]['share'])} over {count_of(errors[quantity]['trainings'], 'training')}"
+        for quantity in ("epoch_s", "power_w")
     )
-
-
-def _training_j(run: Mapping[str, Any]) -> float | None:
+    held = [one["site_budget_held"] for one in run["rounds"] if one["site_budget_held"] is not None]
+    unseen = len(run["rounds"]) - len(held)
     joules = [one["training_j"] for one in run["rounds"] if one["training_j"] is not None]
-    return sum(joules) if joules else None
+    observed, trainings = (sum(one[name] for one in run["rounds"]) for name in ("observed_trainings", "trainings"))
+    return (
+        f"run {run['run']}: final accuracy {run['final_accuracy']:.1%}, median error of an epoch's seconds {epochs} and"
+        f" of watts {watts},"
+        f" {sum(device['modes_profiled'] for device in run['devices'].values())} modes measured,"
+        f" watts held in {sum(held)} of {count_of(len(held), 'observed round')}"
+        f"{f' ({unseen} not observed)' if unseen else ''},"
+        f" {energy_text(sum(joules) if joules else None)} for {trainings_words(observed, trainings)}"
+    )
 
 
 def _number(value: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
+import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -13,22 +13,21 @@ from typing import Any
 import numpy as np
 
 from coordinator.display.view_values import state_word
+from edge_agent.devices.virtual.span_file import DatedWork, SpanFile
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.paths import WORK_FILE
 from edge_agent.profiling.stored_profile import read_predictor, read_profile
 from edge_agent.profiling.workload_folders import WorkloadFolders
-from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.modes import ModeArray
-from wattfleet.planning import Allowance, Offer, plan_round
-from wattfleet.planning.policies import FastestK
+from wattfleet.modes import ModeArray, Workload
 from wattfleet.prediction import Prediction, restore_predictor, warmup_s
-from wattfleet_proto.convert import front_from_message, mode_from_message
+from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.v1 import view_pb2
-from wattfleet_simulation.baselines import TrueBoard, compared, summary
+from wattfleet_simulation.baselines import BaselineTraining, TrueBoard, random_draw, true_boards
+from wattfleet_simulation.comparison import compared, not_compared, own_way
 from wattfleet_simulation.report_duties import duties_of
+from wattfleet_simulation.report_figures import is_predicted
 from wattfleet_simulation.run import Snapshot
 from wattfleet_simulation.settings import SimulatedApp, SimulationSettings
-
-_DRAWS = 200
 
 
 def build_report(
@@ -36,6 +35,7 @@ def build_report(
     runs: Sequence[Snapshot],
     boards: Mapping[str, VirtualBoard],
     state_directories: Mapping[str, Path],
+    baselines: BaselineTraining,
 ) -> dict[str, Any]:
     """Return the content of `report.json` for a completed simulation.
 
@@ -44,12 +44,25 @@ def build_report(
         runs: the last snapshot of each run.
         boards: each device's board, with its true time and power.
         state_directories: each agent's state directory, with its fitted predictors.
+        baselines: the trained baselines.
     """
     kinds = {boards[device.device_id].provenance for device in settings.devices}
-    described = [
-        _run(settings, app, last, boards, state_directories)
-        for app, last in zip(itertools.chain(*settings.apps), runs, strict=True)
-    ]
+    work = {
+        device_id: list(SpanFile(folder / WORK_FILE, DatedWork).read())
+        for device_id, folder in state_directories.items()
+    }
+    next_began = [*(run.started_unix_s for run in runs[1:]), math.inf]
+    described = []
+    for app, last, until_unix_s in zip(itertools.chain(*settings.apps), runs, next_began, strict=True):
+        truth = true_boards(app, _workload(last), settings.seed, boards)
+        run = _run(settings, app, last, truth, state_directories)
+        if (reason := settings.why_not_compared(last.run_number)) is not None:
+            comparison = not_compared(reason)
+        else:
+            idle_w = {device_id: board.idle_w for device_id, board in truth.items()}
+            own = own_way(last.rounds, run["initial_accuracy"], work, idle_w, last.started_unix_s, until_unix_s)
+            comparison = compared(own, baselines.results(last.run_number), settings.site_budget_w)
+        described.append({**run, "comparison": comparison})
     return {
         "provenance": "simulated" if "simulated" in kinds else "replayed",
         "wattfleet_version": version("wattfleet"),
@@ -73,70 +86,64 @@ def build_report(
     }
 
 
+def _workload(last: Snapshot) -> Workload:
+    assert last.workload is not None, "a run that has ended has stated its workload"
+    return last.workload
+
+
 def _run(
     settings: SimulationSettings,
     app: SimulatedApp,
     last: Snapshot,
-    boards: Mapping[str, VirtualBoard],
+    truth: Mapping[str, TrueBoard],
     state_directories: Mapping[str, Path],
 ) -> dict[str, Any]:
     """Return the report of one run: its workload, its devices and its rounds."""
-    offers = {
-        device.device_id: Offer(device.device_id, front_from_message(device.front), device.idle_w)
-        for device in last.devices
-    }
-    true_boards = {
-        device.device_id: _true_board(
-            device, last.workload, boards[device.device_id], state_directories[device.device_id]
-        )
-        for device in last.devices
-    }
-    rounds = [_round(view, offers, true_boards, settings) for view in last.rounds]
+    workload = _workload(last).name
+    rounds = [_round(view, truth, settings) for view in last.rounds]
     return {
         "run": last.run_number,
         "network": app.network,
         "batch_sizes": list(app.batch_sizes),
         "local_epochs": list(app.local_epochs),
-        "workload": last.workload,
+        "workload": workload,
         "devices": {
-            device.device_id: _device(
-                device, last.workload, boards[device.device_id], state_directories[device.device_id]
-            )
+            device.device_id: _device(device, workload, truth[device.device_id], state_directories[device.device_id])
             for device in last.devices
         },
         "rounds": rounds,
-        "comparison": summary(rounds),
         "median_error": {quantity: _median_error(rounds, quantity) for quantity in ("epoch_s", "power_w")},
         "initial_accuracy": last.initial_metrics.get("accuracy"),
         "final_accuracy": last.rounds[-1].metrics["accuracy"],
     }
 
 
-def _true_board(view: view_pb2.DeviceView, workload: str, board: VirtualBoard, state: Path) -> TrueBoard:
-    known = WorkloadFolders(state).known(workload)
-    assert known is not None, "a device with a front has a workload"
-    return TrueBoard(board, known.workload, known.counted_minibatches, view.idle_w)
+def _device(view: view_pb2.DeviceView, workload: str, truth: TrueBoard, state: Path) -> dict[str, Any]:
+    """Return the report of one device: its profile and front for a workload, and the errors of its predictors.
 
-
-def _device(view: view_pb2.DeviceView, workload: str, board: VirtualBoard, state: Path) -> dict[str, Any]:
-    """Return the report of one device: its profile and front for a workload, and the errors of its predictors."""
+    A device that has not trained assumes the length of its epochs. Its front is then scaled to the true length.
+    """
     folder = WorkloadFolders(state).folder(workload)
     artefact, measured = read_predictor(folder), read_profile(folder)
     known = WorkloadFolders(state).known(workload)
     assert artefact is not None and known is not None, "a device with a front has stored its predictor"
+    board, is_length_known = truth.board, known.minibatches_per_epoch is not None
     batch = known.workload.facts.batch
     predicted = restore_predictor(artefact).predict(
         board.modes, None if batch is None else np.full(len(board.modes), batch)
     )
-    true_ms, true_mw = board.truth(board.modes, known.workload)
+    true_ms, true_mw = board.truth(board.modes, truth.workload if batch is None else truth.workload.with_batch(batch))
     first_gcycles = 0.0 if measured is None else measured.first_gcycles
-    minibatches_per_epoch = known.counted_minibatches
+    # With a choice of minibatch sizes, a known length is that of the size which was trained last.
+    minibatches_per_epoch = known.counted_minibatches if is_length_known else truth.minibatches_per_epoch
+    to_true_length = minibatches_per_epoch / known.counted_minibatches
     return {
         "board": view.board,
         "provenance": board.provenance,
         "mode_space": view.mode_count,
         "modes_profiled": view.profiled_modes,
         "minibatches_per_epoch": minibatches_per_epoch,
+        "is_length_known": is_length_known,
         "idle_w": view.idle_w,
         "time_mape_pct": 100 * float(np.mean(np.abs(predicted.minibatch_ms / true_ms - 1))),
         "power_mape_pct": 100 * float(np.mean(np.abs(predicted.power_mw / true_mw - 1))),
@@ -146,7 +153,7 @@ def _device(view: view_pb2.DeviceView, workload: str, board: VirtualBoard, state
             {
                 "mode": mode_from_message(point.mode)._asdict(),
                 "warmup_s": point.warmup_s,
-                "epoch_s": point.epoch_s,
+                "epoch_s": point.epoch_s * to_true_length,
                 "power_w": point.power_w,
                 "epoch_log_sd": point.epoch_log_sd,
                 "power_log_sd": point.power_log_sd,
@@ -169,16 +176,12 @@ def _space_sample(
     }
 
 
-def _round(
-    view: view_pb2.RoundView,
-    offers: Mapping[str, Offer],
-    true_boards: Mapping[str, TrueBoard],
-    settings: SimulationSettings,
-) -> dict[str, Any]:
+def _round(view: view_pb2.RoundView, truth: Mapping[str, TrueBoard], settings: SimulationSettings) -> dict[str, Any]:
     """Return the report of one round: the devices and their modes, with predicted and observed figures."""
     seen = {observation.device_id: observation for observation in view.observations}
     chosen = [assignment.device_id for assignment in view.plan.assignments]
     mean_epochs = float(np.mean([assignment.epochs for assignment in view.plan.assignments] or [view.epochs]))
+    observed_w, budget_w = view.observed_site_w if view.HasField("observed_site_w") else None, view.plan.site_budget_w
     return {
         "round": view.round,
         "selected": chosen,
@@ -202,16 +205,18 @@ def _round(
             for assignment in view.plan.assignments
         ],
         "decisions": {d.device_id: {"selected": d.selected, "reason": d.reason} for d in view.plan.decisions},
+        "length_assumed": any(assignment.length_assumed for assignment in view.plan.assignments),
         "failed": list(view.failed_device_ids),
-        "site_budget_w": view.plan.site_budget_w,
+        "site_budget_w": budget_w,
         "planned_site_w": view.plan.planned_w,
-        "observed_site_w": view.observed_site_w if view.HasField("observed_site_w") else None,
-        "site_budget_held": view.HasField("observed_site_w") and view.observed_site_w <= view.plan.site_budget_w,
+        "observed_site_w": observed_w,
+        "site_budget_held": None if observed_w is None else observed_w <= budget_w,
         "predicted_duration_s": view.plan.duration_s,
         "observed_duration_s": view.observed_duration_s if view.HasField("observed_duration_s") else None,
-        "random_draw": _random_draw(list(offers.values()), chosen, mean_epochs, view.plan.site_budget_w, settings.seed),
+        "random_draw": random_draw(truth, chosen, mean_epochs, budget_w, settings.seed),
         "training_j": view.training_j if view.HasField("training_j") else None,
-        "baselines": compared(true_boards, chosen, mean_epochs, view.plan.site_budget_w, settings.seed),
+        "observed_trainings": view.observed_count,
+        "trainings": view.device_count,
         "wall_s": view.wall_s,
         "accuracy": view.metrics.get("accuracy"),
         "loss": view.metrics.get("loss"),
@@ -221,47 +226,16 @@ def _round(
 def _median_error(rounds: Sequence[Mapping[str, Any]], quantity: str) -> dict[str, Any]:
     """Return the median error of predictions against observations, as a share, and the number of trainings.
 
-    A training counts if it was observed and the device knew its minibatches per epoch when it was planned.
+    A training counts if it was observed. Its seconds count if the device knew its minibatches per epoch when it was
+    planned.
     """
     errors = [
         abs(part[f"observed_{quantity}"] / part[f"predicted_{quantity}"] - 1)
         for one in rounds
         for part in one["assignments"]
-        if part[f"observed_{quantity}"] is not None and not part["length_assumed"]
+        if part[f"observed_{quantity}"] is not None and is_predicted(part, quantity)
     ]
     return {"share": float(np.median(errors)) if errors else None, "trainings": len(errors)}
-
-
-def _random_draw(
-    offers: Sequence[Offer], chosen: Sequence[str], epochs: float, site_budget_w: float, seed: int
-) -> dict[str, Any]:
-    """Return the duration of a round with the same number of devices drawn uniformly, within the same watts.
-
-    It covers all possible draws, or many. Each drawn set gets its own best modes, so only the selection makes a
-    difference. All drawn devices train the mean number of epochs of the round's devices.
-    """
-    sets: list[tuple[Offer, ...]] = list(itertools.combinations(offers, len(chosen)))
-    if len(sets) > _DRAWS:
-        sets = random.Random(seed).sample(sets, _DRAWS)
-    idle_w = sum(offer.idle_w for offer in offers)
-    durations_s, infeasible = [], 0
-    for drawn in sets:
-        rest_w = idle_w - sum(offer.idle_w for offer in drawn)
-        try:
-            plan = plan_round(drawn, FastestK(len(drawn)), Allowance.of_site(site_budget_w, rest_w), epochs, 1)
-        except InfeasibleBudgetError:
-            infeasible += 1
-            continue
-        if len(plan.assignments) < len(drawn):
-            infeasible += 1
-        else:
-            durations_s.append(plan.duration_s)
-    return {
-        "draws": len(sets),
-        "over_budget": infeasible,
-        "mean_duration_s": float(np.mean(durations_s)) if durations_s else None,
-        "worst_duration_s": max(durations_s, default=None),
-    }
 
 
 def write_json(report: Mapping[str, Any], path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_agent.devices.virtual.span_file import SpanFile
 from edge_agent.paths import SERVED_FILE
-from edge_agent.serving.served_spans import ServedSpan, SpanFile
+from edge_agent.serving.served_spans import ServedSpan
 from edge_agent.serving.simulated_duty import SWITCH_MS, simulated_duty
 from wattfleet.duties import ConstantArrivals
 from wattfleet_simulation.devices import SimulatedDevice
@@ -41,7 +42,7 @@ def duties_of(
     found = {}
     for device in devices:
         if device.duty is not None:
-            spans = list(SpanFile(state_directories[device.device_id] / SERVED_FILE).read())
+            spans = list(SpanFile(state_directories[device.device_id] / SERVED_FILE, ServedSpan).read())
             found[device.device_id] = _kept(device.duty, spans) | _training(device.device_id, spans, runs)
     return found
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import rounds_text
 from wattfleet_io.html_page import INK
+from wattfleet_simulation.comparison import comparison_figures
 
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
@@ -55,7 +56,12 @@ def device_styles(devices: Iterable[str]) -> dict[str, Style]:
 
 def figures(report: Report) -> dict[str, Figure]:
     """Return all figures of the page, by the id of the HTML element that each is drawn in."""
-    return {f"run-{run['run']}-{name}": figure for run in report["runs"] for name, figure in _figures_of(run).items()}
+    site_budget_w = report["settings"]["site_budget_w"]
+    return {
+        f"run-{run['run']}-{name}": figure
+        for run in report["runs"]
+        for name, figure in {**comparison_figures(run, site_budget_w), **_figures_of(run)}.items()
+    }
 
 
 def _figures_of(run: Report) -> dict[str, Figure]:
@@ -145,7 +151,11 @@ def _agreement(run: Report, styles: Mapping[str, Style], quantity: str, title: s
     """Plot predicted against observed values. A bar meets the diagonal if the observation is in the 90 % interval."""
     data = []
     for device, style in styles.items():
-        parts = [(one, part) for one, part in _parts(run, device) if part[f"observed_{quantity}"] is not None]
+        parts = [
+            (one, part)
+            for one, part in _parts(run, device)
+            if part[f"observed_{quantity}"] is not None and is_predicted(part, quantity)
+        ]
         predicted = [part[f"predicted_{quantity}"] for _, part in parts]
         spread = [log_sd(part, quantity) for _, part in parts]
         data.append(
@@ -357,6 +367,11 @@ def _column(points: Points, name: str) -> list[Any]:
 def log_sd(part: Report, quantity: str) -> float:
     """Return the standard deviation of the logarithm of an assignment's prediction."""
     return float(part[quantity.rpartition("_")[0] + "_log_sd"])
+
+
+def is_predicted(part: Report, quantity: str) -> bool:
+    """Return whether a quantity of an assignment was predicted; seconds are not if the epoch's length was assumed."""
+    return quantity == "power_w" or not part["length_assumed"]
 
 
 def _label(device: str) -> str:

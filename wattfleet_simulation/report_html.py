@@ -12,8 +12,17 @@ from typing import Any
 
 from wattfleet_io.console import rounds_text
 from wattfleet_io.html_page import write_page
+from wattfleet_simulation.comparison import verdict, way_colours
 from wattfleet_simulation.report_duty_figures import PLOTTED, duty_figures
-from wattfleet_simulation.report_figures import SD_OF_90_PCT, device_styles, figures, log_sd, mode_label, percent
+from wattfleet_simulation.report_figures import (
+    SD_OF_90_PCT,
+    device_styles,
+    figures,
+    is_predicted,
+    log_sd,
+    mode_label,
+    percent,
+)
 
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
@@ -38,12 +47,15 @@ def write_html(report: Report, path: Path) -> None:
                 "run": run,
                 "styles": device_styles(run["devices"]),
                 "selections": _selections(run),
+                "verdict": verdict(run),
                 "within": {quantity: _within_interval(run, quantity) for quantity in ("epoch_s", "power_w")},
             }
             for run in report["runs"]
         ],
         simultaneous=_simultaneous(report["settings"]["apps"]),
         plotted=PLOTTED,
+        way_colours=way_colours(),
+        has_choice=any(len(run["batch_sizes"]) > 1 or len(run["local_epochs"]) > 1 for run in report["runs"]),
         command=repeat_command(report["settings"]),
     )
 
@@ -83,7 +95,7 @@ def _within_interval(run: Report, quantity: str) -> tuple[int, int]:
     """Return how many observations lie within their 90 % interval, and how many there are."""
     within = []
     for part in (part for one in run["rounds"] for part in one["assignments"]):
-        if (observed := part[f"observed_{quantity}"]) is not None:
+        if (observed := part[f"observed_{quantity}"]) is not None and is_predicted(part, quantity):
             distance = abs(math.log(observed / part[f"predicted_{quantity}"]))
             within.append(distance <= SD_OF_90_PCT * log_sd(part, quantity))
     return sum(within), len(within)

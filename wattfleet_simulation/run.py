@@ -16,9 +16,12 @@ from edge_agent.profiling.profiler import Profiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.settings import IDLE_S
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.modes import Workload
 from wattfleet_identity.joining import EnrolmentRefusedError
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
+from wattfleet_proto.convert import workload_from_message
 from wattfleet_proto.v1 import view_pb2
+from wattfleet_simulation.baselines import BaselineTraining
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.digits_app.task import save_digits
@@ -45,7 +48,8 @@ class Snapshot:
         run_number: the current run, from 1; 0 before the first.
         devices: all devices, as reported by the coordinator.
         rounds: the rounds of the current run that are planned so far.
-        workload: the workload of the current run; empty before the first.
+        workload: the workload of the current run, as it states it; None before that.
+        started_unix_s: when the current run began; 0 before that.
         initial_metrics: metrics before the run's first round.
         elapsed_s: seconds since the start.
         rounds_in_run: how many rounds each run has.
@@ -56,7 +60,8 @@ class Snapshot:
     run_number: int
     devices: Sequence[view_pb2.DeviceView]
     rounds: Sequence[view_pb2.RoundView]
-    workload: str
+    workload: Workload | None
+    started_unix_s: float
     initial_metrics: dict[str, float]
     elapsed_s: float
     rounds_in_run: int = 0
@@ -104,7 +109,9 @@ def open_fleet(devices: Sequence[SimulatedDevice], site_budget_w: float) -> dict
 class Simulation:
     """Starts the processes of a fleet, and waits until its runs have ended."""
 
-    def __init__(self, settings: SimulationSettings, logs: Path, scratch: Path, display: Display) -> None:
+    def __init__(
+        self, settings: SimulationSettings, logs: Path, scratch: Path, display: Display, baselines: BaselineTraining
+    ) -> None:
         """Prepare a simulation.
 
         Args:
@@ -112,11 +119,13 @@ class Simulation:
             logs: a directory for the parts' logs.
             scratch: a directory with a short path, for keys, sockets and state.
             display: displays every step.
+            baselines: trains the baselines of the runs meanwhile.
         """
         self._settings = settings
         self._logs = logs
         self._scratch = scratch
         self._display = display
+        self._baselines = baselines
         self._started_s = time.monotonic()
         self._run_number = 0
         self._run_count = sum(map(len, settings.apps))
@@ -152,7 +161,7 @@ class Simulation:
                     self._show_stage(Stage.FLOWER, view)
                     flower.start()
                     self._await_ready(parts, view)
-                    return [
+                    runs = [
                         last
                         for group, together in enumerate(self._settings.apps)
                         for last in self._complete_runs(parts, view, flower, coordinator.address, group, together)
@@ -165,6 +174,10 @@ class Simulation:
                 ) as error:
                     parts.check()
                     raise PartFailedError(f"the coordinator failed: {error} (logs: {self._logs})") from None
+        while not self._baselines.are_done:
+            self._show(f"training the baselines: {self._baselines.step}", None)
+            time.sleep(_POLL_S)
+        return runs
 
     def _await_ready(self, parts: Parts, view: CoordinatorView) -> None:
         def poll(_: Sequence[view_pb2.DeviceView]) -> None:
@@ -189,9 +202,9 @@ class Simulation:
         self._show(f"starting {phase} of {self._run_count}: {what}", None)
         run_ids = [self._submit(flower, address, app) for app in apps]
         last = []
-        for number, run_id in zip(numbers, run_ids, strict=True):
+        for number, run_id, app in zip(numbers, run_ids, apps, strict=True):
             self._run_number = number
-            last.append(self._await_rounds(parts, view, flower, run_id, run_ids))
+            last.append(self._await_rounds(parts, view, flower, run_id, run_ids, app))
         return last
 
     def _submit(self, flower: FlowerDeployment, address: str, app: SimulatedApp) -> str:
@@ -215,12 +228,20 @@ class Simulation:
         )
 
     def _await_rounds(
-        self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, run_id: str, together: Sequence[str]
+        self,
+        parts: Parts,
+        view: CoordinatorView,
+        flower: FlowerDeployment,
+        run_id: str,
+        together: Sequence[str],
+        app: SimulatedApp,
     ) -> Snapshot:
         """Wait until a run has completed, or until it or one of the runs that train `together` fails."""
 
         def poll(seen: RunSeen) -> None:
-            self._show(f"training in run {self._run_number} of {self._run_count}", view, seen)
+            shown = self._show(f"training in run {self._run_number} of {self._run_count}", view, seen)
+            if shown.workload is not None:
+                self._baselines.begin(self._run_number, app, shown.workload)
             for error in view.errors(together):
                 raise PartFailedError(f"the Flower run failed: {error} (log: {self._logs / 'superlink.log'})")
             parts.check()
@@ -239,7 +260,8 @@ class Simulation:
         self._show(f"{stage.text}, usually {stage.usual_s(len(self._settings.devices)):.0f} s", view)
 
     def _show(self, phase: str, view: CoordinatorView | None, seen: RunSeen = _NO_RUN) -> Snapshot:
-        devices = view.devices(seen.run.workload.name) if view else []
+        stated = seen.run.workload
+        devices = view.devices(stated.name) if view else []
         now_s = time.monotonic()
         elapsed_s = now_s - self._started_s
         self._forecast.note_rounds(len(seen.rounds), sum(each.HasField("wall_s") for each in seen.rounds), now_s)
@@ -248,7 +270,8 @@ class Simulation:
             self._run_number,
             devices,
             seen.rounds,
-            seen.run.workload.name,
+            workload_from_message(stated) if stated.name else None,
+            seen.run.started_unix_s,
             dict(seen.run.initial_metrics),
             elapsed_s,
             self._settings.rounds,

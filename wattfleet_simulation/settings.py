@@ -144,3 +144,21 @@ class SimulationSettings:
                 "the policy 'deadline' needs a time limit for a round: pass it as --deadline-s, such as --deadline-s 60"
             )
         policy_named(self.policy, count=self.clients, seed=self.seed, deadline_s=self.deadline_s)
+
+    def why_not_compared(self, number: int) -> str | None:
+        """Return why a run is not compared with baselines; None if it is.
+
+        Args:
+            number: the run's number, from 1.
+        """
+        if any(device.duty is not None for device in self.devices):
+            return "the boards answered requests while they trained, and the baselines do not"
+        first = 1
+        for together in self.apps:
+            if first <= number < first + len(together) and len(together) > 1:
+                return (
+                    f"runs {first} to {first + len(together) - 1} trained at the same time and shared boards and watts,"
+                    " and the baselines train one app"
+                )
+            first += len(together)
+        return None

@@ -18,6 +18,8 @@ from rich.live import Live
 from coordinator.references import open_reference
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.stop_signals import handled_signals
+from wattfleet_simulation.baselines import BaselineTraining
+from wattfleet_simulation.comparison import verdict
 from wattfleet_simulation.devices import SimulatedDevice, device_specs
 from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables, duty_table
 from wattfleet_simulation.duties import duties_named, require_kept
@@ -84,18 +86,24 @@ def run_simulation(
     _require_free(metrics_port)
     console = Console(stderr=as_json)
     logs = _prepared(out)
-    with terminable(), _scratch() as scratch, _display(console) as display:
-        simulation = Simulation(settings, logs, scratch, display)
+    with (
+        terminable(),
+        _scratch() as scratch,
+        _display(console) as display,
+        BaselineTraining(settings, boards) as baselines,
+    ):
+        simulation = Simulation(settings, logs, scratch, display, baselines)
         runs = simulation.complete({device_id: board.board_kind for device_id, board in boards.items()})
         states = {device.device_id: state_directory(scratch, device.device_id) for device in settings.devices}
-        report = build_report(settings, runs, boards, states)
+        report = build_report(settings, runs, boards, states, baselines)
     _write(report, out)
     if as_json:
         print((out / REPORT_JSON).read_text(), end="")
         return
     for run in report["runs"]:
         console.print(*closing_tables(run), sep="\n")
-        console.print(closing_line(run) + "\n", highlight=False)
+        console.print(closing_line(run), highlight=False)
+        console.print(" ".join(verdict(run)) + "\n", highlight=False)
     if report["duties"]:
         console.print(duty_table(report["duties"]), end="\n\n")
     console.print(f"report: {out / REPORT_HTML}", highlight=False)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.devices.virtual.virtual_board import Load, mean_stretch
+from edge_agent.devices.virtual.virtual_board import Load
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.stored_profile import read_fitted
 from edge_agent.runtime.readiness import prepare_device
@@ -48,8 +47,6 @@ BATCHES = (8, 16, 32, 64)
 
 PRESET_BATCHES = (BASE_BATCH,)
 """The batch sizes that are combined with NVIDIA's presets."""
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -186,11 +183,6 @@ class Board(SimulatedDevice):
     def _physics(self, workload: Workload | None) -> tuple[TimeParameters, PowerParameters]:
         return super()._physics(None)
 
-    def mean_minibatch_ms_of(self, modes: ModeArray, batch: int) -> Values:
-        """Return the mean minibatch time without noise at `[n, 4]` modes with a batch size, `[n]` ms."""
-        workload = with_batch(batch)
-        return np.asarray(self.truth(modes, workload)[0] * mean_stretch(self._jitter(modes, workload)))
-
 
 def with_batch(batch: int) -> Workload:
     """Return ResNet-18 with a batch size."""
@@ -264,12 +256,7 @@ def with_truth(device: Board, idle_w: float, profiled_modes: int, predicted: Can
 def truth(device: Board, modes: ModeArray, batches: Sequence[int] = BATCHES) -> Candidates:
     """Return the true values of `[n, 4]` modes with each batch size."""
     none = np.zeros(len(modes))
-    predictions = {
-        batch: Prediction(
-            device.mean_minibatch_ms_of(modes, batch), device.truth(modes, with_batch(batch))[1], none, none
-        )
-        for batch in batches
-    }
+    predictions = {batch: Prediction(*device.mean_truth(modes, with_batch(batch)), none, none) for batch in batches}
     return Candidates.of(modes, predictions, device.mean_first_gcycles)
 
 

@@ -40,6 +40,25 @@ class BudgetStatus:
     override: Override | None
 
 
+@dataclass(frozen=True)
+class BudgetChange:
+    """A change of the budget in force at a supply.
+
+    Attributes:
+        supply: the supply.
+        before: what was in force; None at the start.
+        after: what is in force now.
+        until: when the operator's override ends; None without an end, and without an override.
+        caller: the operator who has caused the change; empty if nobody did.
+    """
+
+    supply: str
+    before: InForce | None
+    after: InForce
+    until: datetime | None = None
+    caller: str = ""
+
+
 class BudgetWatch:
     """The watts in force at every supply, from `start` to `stop`.
 
@@ -58,6 +77,7 @@ class BudgetWatch:
         settings: SiteSettings = SiteSettings(),
         since_boot_s: Callable[[], float] | None = None,
         is_clock_doubtful: bool = False,
+        on_event: Callable[[BudgetChange], None] = lambda change: None,
     ) -> None:
         """Watch budgets.
 
@@ -72,9 +92,11 @@ class BudgetWatch:
             settings: time between two checks of the clock, and the timeout of a query.
             since_boot_s: seconds since the machine started; None if `now` cannot jump.
             is_clock_doubtful: `overrides` may have ended long ago: they may lower watts, but not raise them.
+            on_event: called after `on_change` with the same change.
         """
         self._budgets = dict(budgets)
         self._on_change = on_change
+        self._on_event = on_event
         self._now = now
         self._sleep = sleep
         self._query_once = query or partial(fetch, timeout_s=settings.query_timeout_s, names=NameLookups())
@@ -108,8 +130,13 @@ class BudgetWatch:
         self._require(name)
         return BudgetStatus(self._in_force[name], self._since[name], self._overrides.get(name))
 
-    def override(self, name: str, override: Override | None) -> BudgetStatus:
+    def override(self, name: str, override: Override | None, caller: str = "") -> BudgetStatus:
         """Put the operator's watts in force at once, in place of a supply's source; None clears the override.
+
+        Args:
+            name: the supply.
+            override: the watts.
+            caller: the operator.
 
         Raises:
             UnknownRecordError: no such supply.
@@ -121,7 +148,7 @@ class BudgetWatch:
             self._overrides.pop(name, None)
         else:
             self._overrides[name] = override
-        self._update(name)
+        self._update(name, caller)
         return self.status(name)
 
     def _require(self, name: str) -> None:
@@ -197,7 +224,7 @@ class BudgetWatch:
             # The boundary of the watch, as above; the budget is updated before `on_change` is called.
             _log.exception("supply %s: its budget could not be put in force", name)
 
-    def _update(self, name: str) -> None:
+    def _update(self, name: str, caller: str = "") -> None:
         """Update what is in force at a supply, and call `on_change` if that has changed."""
         self._follow_clock()
         before, now = self._in_force.get(name), self._now()
@@ -215,6 +242,9 @@ class BudgetWatch:
             unit = "W (fallback)" if current.fallback else "W"
             _log.log(level, "supply %s: %g %s in force: %s", name, current.watts, unit, current.reason)
         self._on_change(name, current)
+        override = self._overrides.get(name)
+        until = None if override is None else override.until
+        self._on_event(BudgetChange(name, before, current, until, caller))
 
     def _from_override(self, name: str, now: datetime) -> InForce | None:
         """The operator's override; None if there is none, or it has expired."""

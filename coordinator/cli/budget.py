@@ -22,7 +22,6 @@ from wattfleet_io.console import count_of, print_json, print_line
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from wattfleet_proto.v1 import operator_pb2
 
 app = typer.Typer(no_args_is_help=True, help="Show and override the power budgets of the supplies.")
 
@@ -35,14 +34,15 @@ SupplyArgument = Annotated[str, typer.Argument(help="Name of the supply. With `s
 
 @app.command("show", cls=ClientCommand)
 def show_budgets(watch: WatchOption = False, json_: JsonOption = False) -> None:
-    """Show each supply's budget in force, its source, and the watts set aside for devices."""
+    """Show each supply's budget in force, its source, and the watts that are set aside and drawn behind it."""
+    from coordinator.display.view_values import budget_values
     from wattfleet_proto.v1 import operator_pb2
 
     with connected() as client:
 
         def content() -> list[dict[str, Any]]:
             answer = client.operate("GetBudgets", operator_pb2.GetBudgetsRequest())
-            return [_content(budget) for budget in answer.supplies]
+            return [budget_values(budget) for budget in answer.supplies]
 
         show(content, _table, json_, watch)
 
@@ -93,59 +93,40 @@ def seconds(span: str) -> float:
     return total_s
 
 
-def _content(budget: operator_pb2.SupplyBudget) -> dict[str, Any]:
-    return {
-        "supply": budget.supply,
-        "parent": budget.parent or None,
-        "watts": budget.watts,
-        "set_aside_w": budget.set_aside_w,
-        "source": budget.source,
-        "fallback": budget.fallback,
-        "reason": budget.reason,
-        "since": _time(budget.since_unix_s),
-        "until": _time(budget.until_unix_s) if budget.HasField("until_unix_s") else None,
-    }
-
-
-def _time(unix_s: float) -> str:
-    from datetime import datetime, timezone
-
-    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="seconds")
-
-
 def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
-    from rich.console import Group
     from rich.text import Text
 
+    from coordinator.display.supply_words import as_tree, is_exceeded, source_word, why_in_force
     from wattfleet_io.tables import Column, FittingTable, columns, numbers
 
-    behind = {each["supply"]: each["parent"] for each in found}
-
-    def depth(supply: str) -> int:
-        return 0 if behind[supply] is None else 1 + depth(behind[supply])
-
-    def path(supply: str) -> tuple[str, ...]:
-        return (*(() if behind[supply] is None else path(behind[supply])), supply)
-
+    tree = as_tree(found)
+    reasons = [f"{each['supply']}: {why}" for each in tree if (why := why_in_force(each)) is not None]
     table = FittingTable(
-        columns("supply", numbers("W in\nforce"), numbers("W set\naside"), "source", Column("since", rank=1), "until")
+        columns(
+            "supply",
+            numbers("W in\nforce"),
+            numbers("W set\naside"),
+            numbers("W\ndrawn", rank=2),
+            numbers("devices", rank=3),
+            "source",
+            Column("since", rank=1),
+            "until",
+        ),
+        below=lambda shown: [Text(each, style="dim") for each in reasons],
     )
-    reasons: list[RenderableType] = []
-    for each in sorted(found, key=lambda one: path(one["supply"])):
+    for each in tree:
         style = "bold red" if each["fallback"] else "yellow" if each["source"] == "operator" else ""
-        over = each["set_aside_w"] > each["watts"] * (1 + 1e-9)
         table.add(
-            Text("  " * depth(each["supply"]) + each["supply"]),
+            Text("  " * each["depth"] + each["supply"]),
             number(each["watts"]),
-            Text(number(each["set_aside_w"]), style="bold red" if over else ""),
-            Text("fallback" if each["fallback"] else each["source"], style=style),
+            Text(number(each["set_aside_w"]), style="bold red" if is_exceeded(each) else ""),
+            number(each["drawn_w"]),
+            f"{each['devices']:,}",
+            Text(source_word(each), style=style),
             _moment(each["since"]),
             "-" if each["until"] is None else _moment(each["until"]),
         )
-        if each["fallback"] or each["source"] == "operator":
-            fallback = f"fallback of its {each['source']} in force: " if each["fallback"] else ""
-            reasons.append(Text(f"{each['supply']}: {fallback}{each['reason']}", style="dim"))
-    return Group(table, *reasons)
+    return table
 
 
 def _moment(time: str) -> str:
@@ -155,7 +136,14 @@ def _moment(time: str) -> str:
 
 
 def _print_changed(answer: Any, json_: bool) -> None:
-    content = {**_content(answer.budget), "trimmed_rounds": answer.trimmed_rounds, "told_devices": answer.told_devices}
+    from coordinator.display.supply_words import is_exceeded
+    from coordinator.display.view_values import budget_values
+
+    content = {
+        **budget_values(answer.budget),
+        "trimmed_rounds": answer.trimmed_rounds,
+        "told_devices": answer.told_devices,
+    }
     if json_:
         print_json(content)
         return
@@ -165,7 +153,7 @@ def _print_changed(answer: Any, json_: bool) -> None:
         print_line(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed")
     if answer.told_devices:
         print_line(f"{count_of(answer.told_devices, 'device')} ordered to draw less")
-    if content["set_aside_w"] > content["watts"] * (1 + 1e-9):
+    if is_exceeded(content):
         is_told = bool(answer.told_devices)
         why = "until devices confirm, or their grants lapse" if is_told else "for idle and offline devices"
         print_line(f"{wording.watts(content['set_aside_w'])} are still set aside {why}")

@@ -138,6 +138,10 @@ class CoordinatorClient:
         answers = self._streamed(self._view.ListRuns, view_pb2.ListRunsRequest(with_times=with_times))
         return [run for answer in answers for run in answer.runs]
 
+    def events(self, request: view_pb2.ListEventsRequest) -> list[view_pb2.FleetEvent]:
+        """What happened in the fleet, newest first; errors as for `operate`."""
+        return [event for answer in self._streamed(self._view.ListEvents, request) for event in answer.events]
+
     def rounds(self, run_id: str, with_devices: bool = True, with_times: bool = False) -> Iterator[view_pb2.RoundView]:
         """The rounds of a run, in order; errors as for `operate`."""
         request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=not with_devices, with_times=with_times)

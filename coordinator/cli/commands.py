@@ -13,6 +13,7 @@ from coordinator.cli.browser_certificate import browser_certificate
 from coordinator.cli.budget import app as budget_commands
 from coordinator.cli.certificates import certificate, certificates, revoke
 from coordinator.cli.devices import device, devices
+from coordinator.cli.events import events
 from coordinator.cli.export.command import export
 from coordinator.cli.invites import cancel_invite, invite, invites
 from coordinator.cli.nodes import nodes
@@ -109,7 +110,7 @@ for command in (devices, device, nodes, workloads, profile, tag, drain, forget):
     app.command(command.__name__, cls=ClientCommand, rich_help_panel=_FLEET)(command)
 app.add_typer(budget_commands, name="budget", rich_help_panel=_FLEET)
 app.add_typer(reference_commands, name="reference", rich_help_panel=_FLEET)
-for run_command in (runs, rounds, round_, plan, delete, export):
+for run_command in (runs, rounds, round_, events, plan, delete, export):
     app.command(run_command.__name__.rstrip("_"), cls=ClientCommand, rich_help_panel=_RUNS)(run_command)
 for identity_command in (invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
     name = identity_command.__name__.replace("_", "-")

@@ -15,20 +15,26 @@ from coordinator.cli.options import (
     show,
 )
 from coordinator.display.device_words import (
+    front_assumption,
+    granted,
     in_state_for,
     last_training,
     live_line,
     measured_modes,
+    prediction_errors,
     profiling_left,
     troubles,
+    trust,
     worst_first,
 )
-from coordinator.display.wording import moment, number, watts
+from coordinator.display.wording import ASSUMED_NOTE, expected_time, moment, number, watts
 from wattfleet_io.clock import unix_now_s
-from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal
+from wattfleet_io.console import MODE_LEGEND, count_of, print_json, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from coordinator.display.run_words import RunNames
 
 _STATES = ("enrolled", "profiling", "ready", "training", "degraded", "offline")
 _STYLES = {"ready": "green", "training": "bold green", "degraded": "bold red", "offline": "red", "profiling": "yellow"}
@@ -83,16 +89,18 @@ def device(
     json_: JsonOption = False,
 ) -> None:
     """Show one device: its state, supply, limit, tags, workloads and Pareto front."""
-    from coordinator.display.view_values import device_workload_values, front_values, tagged_device_values
+    from coordinator.display.run_words import RunNames
+    from coordinator.display.view_values import device_workload_values, front_values, run_values, tagged_device_values
 
     with connected() as client:
         (view,) = client.devices(device, with_fronts=True, with_times=True, workload=workload)
+        runs = RunNames(map(run_values, client.runs()))
     workloads = [device_workload_values(each) for each in view.workloads]
     content = {**tagged_device_values(view), "workloads": workloads, "front": front_values(view)}
     if json_:
         print_json(content)
     else:
-        _print(content)
+        _print(content, runs)
 
 
 def _state(content: dict[str, Any]) -> Any:
@@ -120,19 +128,8 @@ def _rounds(content: dict[str, Any]) -> str:
     return f"left out: {content['left_out']}" if content["left_out"] else "can be selected"
 
 
-def _trust(content: dict[str, Any]) -> str:
-    if content["trust"] is None:
-        return "unknown: no observed round yet"
-    return f"{content['trust']:.0%} of recent predictions not contradicted by observations"
-
-
-def _granted(content: dict[str, Any]) -> str:
-    if content["granted_w"] is None:
-        return "nothing beyond idle power"
-    text = f"{content['granted_w']:.1f} W for round {content['granted_plan_id']}"
-    if content["confirmed_w"] is None:
-        return f"{text}, not confirmed yet"
-    return f"{text}, confirmed"
+def _is_assumed(device: dict[str, Any]) -> bool:
+    return bool(device["epoch_length_assumed"]) and device["fastest_epoch_s"] is not None
 
 
 def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> RenderableType:
@@ -153,8 +150,9 @@ def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> Render
     line += f"; {left_out} left out because of their reports" if left_out else ""
 
     def below(shown: Sequence[str]) -> Sequence[Text]:
-        legend = [Text(MODE_LEGEND, style="dim")] if shows_modes and "detail" in shown else []
-        return [Text(line, style="bold"), *legend]
+        legend = MODE_LEGEND if shows_modes and "detail" in shown else ""
+        assumed = ASSUMED_NOTE if any(map(_is_assumed, found)) else ""
+        return [Text(line, style="bold"), *(Text(each, style="dim") for each in (legend, assumed) if each)]
 
     # The narrower the terminal, the more it is left to why a device does not train.
     table = FittingTable(
@@ -182,7 +180,7 @@ def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> Render
             measured_modes(each),
             *([profiling_left(each)] if is_profiling else []),
             number(each["idle_w"]),
-            duration_text(each["fastest_epoch_s"]),
+            expected_time(each["fastest_epoch_s"], each["epoch_length_assumed"]),
             *(number(each[key]) for key in _WATTS.values()),
             " ".join(each["tags"]),
             _detail(each),
@@ -190,7 +188,7 @@ def _table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> Render
     return table
 
 
-def _print(content: dict[str, Any]) -> None:
+def _print(content: dict[str, Any], runs: RunNames) -> None:
     from datetime import datetime, timezone
 
     from rich.text import Text
@@ -204,14 +202,15 @@ def _print(content: dict[str, Any]) -> None:
         "device": f"{content['device_id']}: {content['board']} ({content['provenance']})",
         "state": content["state"] + (f": {content['detail']}" if content["detail"] else ""),
         "rounds": _rounds(content),
-        "trust": _trust(content),
+        "trust": trust(content),
+        "predictions": prediction_errors(content),
         "now": live_line(content["sample"]),
         "supply": content["supply"] or "none: the site file attaches the device to no supply, or to several",
         "own limit": "none" if limit_w is None else watts(limit_w),
         "tags": ", ".join(tags) or "none",
         "measured": f"{content['profiled_modes']:,} of {content['mode_count']:,} modes",
-        "granted": _granted(content),
-        "observed": last_training(content),
+        "granted": granted(content, runs),
+        "observed": last_training(content, runs),
         "idle": "not measured yet" if content["idle_w"] is None else f"{content['idle_w']:.1f} W",
         "reference": content["reference_digest"] or "none yet",
         "last report": "unknown" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),
@@ -221,7 +220,7 @@ def _print(content: dict[str, Any]) -> None:
     console = terminal()
     console.print(facts({**lines, "state": Text(lines["state"], style=_STYLES.get(content["state"], ""))}))
     _print_workloads(console, content["workloads"])
-    _print_front(console, content["front"], content["workload"])
+    _print_front(console, content["front"], content["workload"], content["epoch_length_assumed"])
 
 
 def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
@@ -245,14 +244,18 @@ def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
             "-" if each["batch"] is None else f"{each['batch']:,}",
             f"{each['profiled_modes']:,}",
             unknown if minibatches is None else f"{minibatches:,}",
-            duration_text(each["fastest_epoch_s"]),
+            expected_time(each["fastest_epoch_s"], each["epoch_length_assumed"]),
             (each["workload"] or "any") + (f" (left out: {each['left_out']})" if each["left_out"] else ""),
         )
     console.print("\nworkloads, the latest first")
     console.print(table)
+    if any(map(_is_assumed, workloads)):
+        console.print(ASSUMED_NOTE, style="dim")
 
 
-def _print_front(console: Any, front: Sequence[dict[str, Any]] | None, workload: str | None) -> None:
+def _print_front(
+    console: Any, front: Sequence[dict[str, Any]] | None, workload: str | None, is_length_assumed: bool
+) -> None:
     import numpy as np
 
     from wattfleet.modes import PowerMode
@@ -280,4 +283,6 @@ def _print_front(console: Any, front: Sequence[dict[str, Any]] | None, workload:
     console.print(table)
     if len(shown) < len(front):
         console.print(f"{len(shown)} of {len(front)} modes; --json prints all", style="dim")
+    if is_length_assumed:
+        console.print(front_assumption(), style="dim")
     console.print(MODE_LEGEND, style="dim")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,9 +10,12 @@ from coordinator.cli.options import (
     JsonOption,
     connected,
 )
-from coordinator.cli.run_names import RUN_HELP, run_ids_of
-from coordinator.display.wording import number
+from coordinator.cli.run_names import RUN_HELP, run_id_of
+from coordinator.display.wording import ASSUMED_NOTE, number
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, terminal
+
+if TYPE_CHECKING:
+    from coordinator.display.run_words import RunNames
 
 
 def plan(
@@ -37,8 +40,13 @@ def plan(
         str | None,
         typer.Option(help="Preview the first round of a new run of this workload. Default: that of the newest run."),
     ] = None,
-    site_budget_w: Annotated[
-        float | None, typer.Option(help="Preview with these watts for the site. Default: those in force.")
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--budget",
+            metavar="SUPPLY=WATTS",
+            help="Preview with these watts at a supply. Repeatable. Default: the budgets in force.",
+        ),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="Preview with this client-selection policy. Default: the one in force.")
@@ -49,8 +57,14 @@ def plan(
     deadline_s: Annotated[float | None, typer.Option(help="Deadline of the --policy, in seconds.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Preview the next round: selected devices, their modes and the reasons. Changes nothing."""
+    """Preview the next round: selected devices, their modes and the reasons. Changes nothing.
+
+    If the run has a round in flight, the preview assumes that it has ended.
+    """
+    from coordinator.cli.run_names import names_of
     from coordinator.display.plan_values import preview_values
+    from coordinator.display.run_words import RunNames
+    from coordinator.display.view_values import run_values
     from wattfleet.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
@@ -58,35 +72,55 @@ def plan(
         raise InvalidInputError("this command only previews a round, and Flower's server starts it: pass --dry-run")
     if epochs is not None and not 0 < epochs < float("inf"):
         raise InvalidInputError(f"--epochs must be above 0 and finite, not {epochs:g}")
+    budgets_w = dict(map(_assumed, budget or ()))
     with connected() as client:
+        runs = client.runs()
         request = operator_pb2.PreviewPlanRequest(
-            run_id=run_ids_of(client, [run])[0] if run else "",
+            run_id=run_id_of(names_of(runs), run) if run else "",
             epochs=epochs or 0.0,
             all_devices=all_devices,
             workload=workload or "",
-            site_budget_w=site_budget_w,
             policy=policy or "",
             clients=clients,
             deadline_s=deadline_s,
+            budgets_w=budgets_w,
         )
         content = preview_values(client.operate("PreviewPlan", request))
     if json_:
         print_json(content)
     else:
-        _print(content)
+        _print(content, RunNames(map(run_values, runs)))
 
 
-def _print(content: dict[str, Any]) -> None:
+def _assumed(text: str) -> tuple[str, float]:
+    """Read an assumed budget.
+
+    Raises:
+        InvalidInputError: it is not SUPPLY=WATTS.
+    """
+    from wattfleet.errors import InvalidInputError
+
+    supply, equals, watts = text.rpartition("=")
+    try:
+        return supply, float(watts if equals and supply else "")
+    except ValueError:
+        raise InvalidInputError(f"--budget is written as SUPPLY=WATTS, such as site=60, not {text!r}") from None
+
+
+def _print(content: dict[str, Any], runs: RunNames) -> None:
     from rich.text import Text
 
+    from coordinator.display.plan_values import assumption
     from wattfleet.modes import PowerMode
     from wattfleet_io.tables import FittingTable, columns, grouped, numbers
 
     console = terminal()
-    run = "a new run" if content["run_id"] is None else f"run {content['run_id']}"
+    run = "a new run" if content["run_id"] is None else f"run {runs.of(content['run_id'])}"
     selected = [each for each in content["devices"] if each["selected"]]
     epochs = "1 epoch" if content["epochs"] == 1 else f"{content['epochs']:g} epochs"
     console.print(Text(f"round {content['round']} of {run}, {epochs}, if planned now:"))
+    if (assumed := assumption(content, runs)) is not None:
+        console.print(Text(assumed, style="dim"))
     console.print(
         Text(
             f"{len(selected)} of {count_of(len(content['devices']), 'device')} selected, finished within"
@@ -114,7 +148,7 @@ def _print(content: dict[str, Any]) -> None:
             number(each["batch"], 0),
             f"{each['epochs']:g}",
             number(each["warmup_s"]),
-            number(each["epoch_s"]),
+            f"{'~' if each['length_assumed'] else ''}{number(each['epoch_s'])}",
             number(each["power_w"]),
             number(each["power_limit_w"]),
         )
@@ -142,4 +176,6 @@ def _print(content: dict[str, Any]) -> None:
         text = "considered: ready devices"
     console.print()
     console.print(MODE_LEGEND, style="dim")
+    if any(each["length_assumed"] for each in selected):
+        console.print(ASSUMED_NOTE, style="dim")
     console.print(text, style="dim")

@@ -9,7 +9,7 @@ import typer
 from coordinator.cli.options import JsonOption, connected
 from coordinator.cli.overrides import DevicesArgument
 from coordinator.cli.run_names import run_ids_of
-from wattfleet_io.console import print_json
+from wattfleet_io.console import print_json, print_line
 
 
 def forget(
@@ -29,11 +29,15 @@ def forget(
 
 
 def delete(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Flower's ids of the runs, or their beginnings.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Names or Flower's ids of the runs, or their beginnings.")
+    ],
     end: Annotated[
         bool,
         typer.Option(
-            "--end", allow_from_autoenv=False, help="End the runs that are running first. Default: refuse them."
+            "--end",
+            allow_from_autoenv=False,
+            help="End the runs that are running first, and stop their trainings. Default: refuse them.",
         ),
     ] = False,
     json_: JsonOption = False,
@@ -41,9 +45,10 @@ def delete(
     """Delete finished runs with their rounds."""
     deleted = []
     with connected() as client:
-        for run_id in client.deleted_runs(run_ids_of(client, runs), end):
+        names = run_ids_of(client, runs)
+        for run_id in client.deleted_runs(names, end):
             deleted.append(run_id)
             if not json_:
-                print(f"run {run_id}: deleted")
+                print_line(f"run {names[run_id]}: deleted")
     if json_:
-        print_json([{"run_id": run_id, "deleted": True} for run_id in deleted])
+        print_json([{"run_id": run_id, "name": names[run_id], "deleted": True} for run_id in deleted])

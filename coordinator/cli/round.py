@@ -8,7 +8,7 @@ import typer
 
 from coordinator.cli.options import JsonOption, connected
 from coordinator.cli.run_names import RUN_HELP, run_ids_of
-from coordinator.display.wording import moment_of, number
+from coordinator.display.wording import ASSUMED_NOTE, expected_time, moment_of, number
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, energy_text, plain_text, print_json, terminal
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def round_(
     from coordinator.display.round_details import round_details
 
     with connected() as client:
-        [run_id] = run_ids_of(client, [run])
-        content = round_details(client.round(run_id, number_))
+        [(run_id, name)] = run_ids_of(client, [run]).items()
+        content = {"run_name": name, **round_details(client.round(run_id, number_))}
     if json_:
         print_json(content)
     else:
@@ -58,7 +58,8 @@ def _print(content: dict[str, Any]) -> None:
         console.print(Text(f"\n{count_of(len(content['not_selected']), 'device')} not selected"))
         console.print(grouped(((each["device_id"], each["reason"]) for each in content["not_selected"]), style="dim"))
     if not content["unplanned"]:
-        console.print(Text(f"\n{MODE_LEGEND}", style="dim"))
+        assumed = f"\n{ASSUMED_NOTE}" if any(each["length_assumed"] for each in content["selected"]) else ""
+        console.print(Text(f"\n{MODE_LEGEND}{assumed}", style="dim"))
 
 
 def _title(content: dict[str, Any]) -> Text:
@@ -67,19 +68,22 @@ def _title(content: dict[str, Any]) -> Text:
     state = "running" if content["wall_s"] is None else f"finished in {duration_text(content['wall_s'])}"
     began = "" if content["planned_unix_s"] is None else f", began {moment_of(content['planned_unix_s'])}"
     workload = f", workload {content['workload']}" if content["workload"] else ""
-    return Text(f"round {content['round']} of run {content['run_id']}: {state}{began}{workload}", style="bold")
+    return Text(f"round {content['round']} of run {content['run_name']}: {state}{began}{workload}", style="bold")
 
 
 def _totals(content: dict[str, Any]) -> list[str]:
+    from coordinator.display.run_totals import trainings_words
+
     if content["unplanned"]:
         return ["trained without a plan, because the coordinator was away: no budget was kept"]
     watts, seconds, joules = (content[key] for key in ("observed_site_w", "observed_s", "training_j"))
+    covered = trainings_words(content["observed_trainings"], content["devices"])
     lines = [
         f"power   {number(content['planned_w'])} of {number(content['site_budget_w'])} W planned,"
         f" {'not observed' if watts is None else f'{number(watts)} W observed'}",
         f"time    {duration_text(content['planned_s'])} planned,"
         f" {'not observed' if seconds is None else f'{duration_text(seconds)} observed'}",
-        f"energy  {'not known' if joules is None else f'{energy_text(joules)} for the trainings'}",
+        f"energy  {'not observed' if joules is None else f'{energy_text(joules)} for {covered}'}",
     ]
     if content["trimmed_planned_w"] is not None:
         lines.append(
@@ -121,7 +125,7 @@ def _selected(content: dict[str, Any]) -> FittingTable:
             "-" if each["epochs"] is None else f"{each['epochs']:g}",
             number(each["planned_w"]),
             number(each["observed_w"]),
-            duration_text(each["predicted_s"]),
+            expected_time(each["predicted_s"], each["length_assumed"]),
             duration_text(each["observed_s"]),
         )
     return table

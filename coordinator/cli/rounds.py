@@ -13,7 +13,7 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.run_names import NO_RUNS, RUN_HELP, RUN_STYLES, run_id_of
+from coordinator.cli.run_names import NO_RUNS, RUN_HELP, RUN_STYLES, names_of, run_id_of
 from coordinator.display.wording import number
 from wattfleet_io.console import count_of, duration_text, energy_text, rounds_text
 from wattfleet_proto.metric_names import metric_order
@@ -33,18 +33,19 @@ def rounds(
     json_: JsonOption = False,
 ) -> None:
     """List the rounds of a run: devices, power and time as planned and observed, and metrics."""
-    from coordinator.display.view_values import round_values, run_values
+    from coordinator.display.run_totals import run_totals
+    from coordinator.display.view_values import round_values
 
     with connected() as client:
 
         def content() -> dict[str, Any]:
             runs = client.runs(with_times=json_)
-            run_id = None if run is None else run_id_of([each.run_id for each in runs], run)
+            run_id = None if run is None else run_id_of(names_of(runs), run)
             chosen = [each for each in runs if run_id in (None, each.run_id)][-1:]
             if not chosen:
                 return {"run_id": None, "rounds": []}
-            views = client.rounds(chosen[0].run_id, with_devices=False, with_times=json_)
-            return {**run_values(chosen[0]), "rounds": [round_values(view) for view in views]}
+            views = list(client.rounds(chosen[0].run_id, with_devices=False, with_times=json_))
+            return {**run_totals(chosen[0], views), "rounds": [round_values(view) for view in views]}
 
         show(content, _table, json_, watch)
 
@@ -53,16 +54,21 @@ def _table(content: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from coordinator.display.run_totals import ENERGY_NOTE, is_in_part, trainings_words
+    from coordinator.display.run_words import labels_text, run_title
+
     if content["run_id"] is None:
         return Text(NO_RUNS)
     asked_for = count_of(content["rounds_asked_for"], "round")
     lines: list[RenderableType] = [
         Text(
-            f"run {content['run_id']}: {content['strategy']}, workload {content['workload']}, {asked_for} requested,"
+            f"run {run_title(content)}: {content['strategy']}, workload {content['workload']}, {asked_for} requested,"
             f" {content['state']}",
             style="bold",
         ),
     ]
+    if content["labels"]:
+        lines.append(Text(labels_text(content["labels"]), style="dim"))
     if content["error"]:
         lines.append(Text(content["error"], style=RUN_STYLES[content["state"]]))
     if not content["rounds"]:
@@ -76,15 +82,16 @@ def _table(content: dict[str, Any]) -> RenderableType:
     if unobserved := [each["round"] for each in unobserved if not each["unplanned"]]:
         why = "devices measured other modes, trained too briefly, or failed"
         lines.append(Text(f"{rounds_text(unobserved)} not observed: {why}", style="dim"))
-    joules = [each["training_j"] for each in content["rounds"] if each["training_j"] is not None]
-    if joules:
-        of_rounds = f" in {len(joules):,} of {count_of(len(content['rounds']), 'round')}"
-        lines.append(Text(f"energy of the trainings: {energy_text(sum(joules))}{of_rounds}", style="dim"))
+    if content["training_j"] is not None:
+        covered = trainings_words(content["observed_trainings"], content["trainings"])
+        note = f"; {ENERGY_NOTE}" if any(map(is_in_part, content["rounds"])) else ""
+        lines.append(Text(f"energy: {energy_text(content['training_j'])} for {covered}{note}", style="dim"))
     return Group(*lines)
 
 
 def _rounds_table(rounds: Sequence[dict[str, Any]]) -> FittingTable:
     """A table of the rounds with their energy and metrics."""
+    from coordinator.display.run_totals import energy_words
     from wattfleet_io.tables import FittingTable, columns, numbers
 
     names = sorted({name for each in rounds for name in each["metrics"]}, key=metric_order)
@@ -111,7 +118,7 @@ def _rounds_table(rounds: Sequence[dict[str, Any]]) -> FittingTable:
             number(each["observed_site_w"]),
             duration_text(each["planned_s"]),
             "running" if is_running else duration_text(each["wall_s" if each["unplanned"] else "observed_s"]),
-            energy_text(each["training_j"]),
+            energy_words(each),
             *(number(each["metrics"].get(name), 3) for name in names),
         )
     return table

@@ -130,6 +130,7 @@ def _planned(part: Assignment) -> Values:
         "planned_w": part.power_limit_w,
         "predicted_w": part.power_w,
         "predicted_s": part.training_s(part.epoch_s),
+        "length_assumed": part.is_length_assumed,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.display.view_values import Values, round_values, run_values
+from wattfleet_io.console import count_of, energy_text
 from wattfleet_proto.v1 import view_pb2
 
 
@@ -16,7 +17,6 @@ def run_totals(view: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> 
         rounds: its rounds, without their devices.
     """
     values = [round_values(each) for each in rounds]
-    observed = sum(each["observed_trainings"] for each in values)
     joules = [each["training_j"] for each in values if each["training_j"] is not None]
     return {
         **run_values(view),
@@ -24,12 +24,31 @@ def run_totals(view: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> 
         "wall_s": sum(each["wall_s"] or 0.0 for each in values),
         "failed_trainings": sum(len(each["failed"]) for each in values),
         "training_j": sum(joules) if joules else None,
-        "rounds_with_energy": len(joules),
-        "observed_j": sum(each["observed_j"] or 0.0 for each in values) if observed else None,
-        "observed_trainings": observed,
+        "observed_trainings": sum(each["observed_trainings"] for each in values),
         "trainings": sum(each["devices"] for each in values if not each["unplanned"]),
         "rounds_over_budget": sum(is_over_budget(each) for each in values),
     }
+
+
+ENERGY_NOTE = "*: not all trainings were observed"
+"""Explains the mark of `energy_words` below a table."""
+
+
+def is_in_part(values: Values) -> bool:
+    """Whether the energy of a run or a round, given as its values, covers only some of its trainings."""
+    trainings: int = values["trainings"] if "trainings" in values else values["devices"]
+    return values["training_j"] is not None and values["observed_trainings"] < trainings
+
+
+def energy_words(values: Values) -> str:
+    """The energy of a run or a round for a table, such as "12.5 kJ", or "9.8 kJ*" if it covers only some trainings."""
+    return energy_text(values["training_j"]) + ("*" if is_in_part(values) else "")
+
+
+def trainings_words(observed: int, trainings: int) -> str:
+    """The trainings that an energy covers, such as "9 trainings", or "7 of 9 trainings" if not all were observed."""
+    all_of_them = count_of(trainings, "training")
+    return all_of_them if observed >= trainings else f"{observed:,} of {all_of_them}"
 
 
 def is_over_budget(round_: Values) -> bool:

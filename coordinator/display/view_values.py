@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from datetime import datetime, timezone
 from typing import Any
 
 from wattfleet_proto.board_sample import BoardSample
@@ -16,7 +17,7 @@ from wattfleet_proto.convert import (
     workload_from_message,
 )
 from wattfleet_proto.run_end import is_stopped
-from wattfleet_proto.v1 import power_pb2, session_pb2, view_pb2
+from wattfleet_proto.v1 import operator_pb2, power_pb2, session_pb2, view_pb2
 
 Values = dict[str, Any]
 
@@ -45,6 +46,7 @@ def device_values(view: view_pb2.DeviceView) -> Values:
         "mode_count": view.mode_count,
         "idle_w": known(view, "idle_w"),
         "fastest_epoch_s": known(view, "fastest_epoch_s"),
+        "epoch_length_assumed": view.epoch_length_assumed,
         "supply": view.supply or None,
         "limit_w": known(view, "limit_w"),
         "site_tags": list(view.site_tags),
@@ -70,6 +72,20 @@ def device_values(view: view_pb2.DeviceView) -> Values:
         "observed_round": view.observed_round or None,
         "is_observed_run_live": view.is_observed_run_live,
         "duty": asdict(kept_duty_from_message(view.duty)) if view.HasField("duty") else None,
+        "prediction_errors": _error_values(view.prediction_errors) if view.HasField("prediction_errors") else None,
+    }
+
+
+def _error_values(errors: view_pb2.PredictionErrors) -> Values:
+    """How far a device's latest trainings were from its predictions: observed by predicted values."""
+    return {
+        "trainings": errors.trainings,
+        "least_time_ratio": known(errors, "least_time_ratio"),
+        "most_time_ratio": known(errors, "most_time_ratio"),
+        "least_power_ratio": errors.least_power_ratio,
+        "most_power_ratio": errors.most_power_ratio,
+        "last_time_ratio": known(errors, "last_time_ratio"),
+        "last_power_ratio": errors.last_power_ratio,
     }
 
 
@@ -158,6 +174,7 @@ def device_workload_values(message: view_pb2.DeviceWorkload) -> Values:
         "profiled_modes": message.profiled_modes,
         "minibatches_per_epoch": known(message, "minibatches_per_epoch"),
         "fastest_epoch_s": known(message, "fastest_epoch_s"),
+        "epoch_length_assumed": is_known and not message.HasField("minibatches_per_epoch"),
         "reference_digest": message.reference_digest or None,
         "left_out": message.left_out or None,
         "trust": known(message, "trust"),
@@ -177,10 +194,50 @@ def known_workload_values(view: view_pb2.WorkloadView) -> Values:
     }
 
 
+def budget_values(budget: operator_pb2.SupplyBudget) -> Values:
+    """The budget in force at a supply, what is set aside and drawn there, and since when."""
+    return {
+        "supply": budget.supply,
+        "parent": budget.parent or None,
+        "watts": budget.watts,
+        "set_aside_w": budget.set_aside_w,
+        "drawn_w": budget.drawn_w,
+        "devices": budget.devices,
+        "measured_devices": budget.measured_devices,
+        "source": budget.source,
+        "fallback": budget.fallback,
+        "reason": budget.reason,
+        "since": time_text(budget.since_unix_s),
+        "until": time_text(budget.until_unix_s) if budget.HasField("until_unix_s") else None,
+    }
+
+
+def event_values(event: view_pb2.FleetEvent) -> Values:
+    """An event's values."""
+    return {
+        "at": time_text(event.at_unix_s),
+        "kind": event.kind,
+        "text": event.text,
+        "needs_attention": event.needs_attention,
+        "device_id": event.device_id or None,
+        "run_id": event.run_id or None,
+        "round": event.round or None,
+        "supply": event.supply or None,
+        "caller": event.caller or None,
+    }
+
+
+def time_text(unix_s: float) -> str:
+    """Seconds since 1970 as a date and time in UTC, ISO 8601."""
+    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="seconds")
+
+
 def run_values(view: view_pb2.RunView) -> Values:
     """A run's values, without its rounds."""
     return {
         "run_id": view.run_id,
+        "name": view.name or view.run_id,
+        "labels": dict(sorted(view.labels.items())),
         "strategy": view.strategy,
         "rounds_asked_for": view.rounds,
         "initial_metrics": dict(sorted(view.initial_metrics.items())),
@@ -221,7 +278,6 @@ def round_values(view: view_pb2.RoundView) -> Values:
         "observed_s": known(view, "observed_duration_s"),
         "wall_s": known(view, "wall_s"),
         "training_j": known(view, "training_j"),
-        "observed_j": view.observed_j if view.observed_count else None,
         "observed_trainings": view.observed_count,
         "deadline_s": view.plan.deadline_s or None,
         "in_other_mode": view.other_mode_count,

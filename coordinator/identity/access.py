@@ -39,7 +39,7 @@ _OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
     ),
     "wattfleet.v1.ViewService": (
         VIEWING,
-        ("GetFleet", "ListDevices", "ListNodes", "ListRuns", "ListWorkloads", "StreamRounds"),
+        ("GetFleet", "ListDevices", "ListNodes", "ListRuns", "ListWorkloads", "StreamRounds", "ListEvents"),
     ),
     "wattfleet.v1.OperatorService": (
         _OPERATING,
@@ -119,6 +119,7 @@ STREAMS = frozenset(
         "/wattfleet.v1.ViewService/ListRuns",
         "/wattfleet.v1.ViewService/ListWorkloads",
         "/wattfleet.v1.ViewService/StreamRounds",
+        "/wattfleet.v1.ViewService/ListEvents",
         "/wattfleet.v1.OperatorService/DeleteRuns",
         "/wattfleet.v1.OperatorService/PublishReference",
         "/wattfleet.v1.IdentityService/ListCertificates",

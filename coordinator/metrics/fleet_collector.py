@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.metrics.device_families import device_families
 from coordinator.metrics.duty_families import duty_families
-from coordinator.metrics.round_families import in_flight_family, round_families, statistics_families
+from coordinator.metrics.round_families import in_flight_family, round_families, run_info_family, statistics_families
 from coordinator.metrics.workload_families import workload_families
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, RoundRecord
@@ -46,7 +46,8 @@ class FleetCollector(Collector):
         """All families, from the current state."""
         # Copies, because the scrape runs in the HTTP server's thread beside the event loop.
         devices = list(self._fleet.agents.devices.values())
-        live = [run.run_id for run in reversed(list(self._fleet.flower.runs.values())) if not run.finished]
+        live_records = [run for run in reversed(list(self._fleet.flower.runs.values())) if not run.finished]
+        live = [run.run_id for run in live_records]
         live_runs = set(live)
         rounds = [record for record in list(self._fleet.rounds.records.values()) if record.run_id in live_runs]
 
@@ -60,6 +61,7 @@ class FleetCollector(Collector):
         yield from device_families(self._fleet, single, live_runs)
         newest = self._fleet.rounds.latest_results
         yield from round_families(rounds, newest, self._fleet.operator.site_budget_w, live_runs)
+        yield run_info_family(live_records)
         yield in_flight_family(rounds, self._fleet.rounds.since_s.copy(), self._now_s())
         yield from statistics_families(self._fleet.rounds.statistics, live)
         yield from _supply_families(self._fleet, rounds)
@@ -95,7 +97,7 @@ def _live_totals(fleet: Fleet, devices: Sequence[DeviceRecord]) -> Iterator[Gaug
 
 
 def _supply_families(fleet: Fleet, rounds: Sequence[RoundRecord]) -> Iterator[GaugeMetricFamily]:
-    """Each supply's budget in force, the watts that the newest round reserved behind it, and those reserved now."""
+    """Each supply's budget in force, and its watts: planned, reserved, drawn, and not trimmed although possible."""
     power = GaugeMetricFamily(
         "wattfleet_supply_power_watts",
         "Power behind each supply in watts, including idle devices",
@@ -103,6 +105,11 @@ def _supply_families(fleet: Fleet, rounds: Sequence[RoundRecord]) -> Iterator[Ga
     )
     fallback = GaugeMetricFamily(
         "wattfleet_supply_fallback", "1 while the supply's fallback budget is in force, else 0", labels=["supply"]
+    )
+    untrimmed = GaugeMetricFamily(
+        "wattfleet_supply_untrimmed_watts",
+        "Watts above the supply's budget that a trim would save; above 0 only until the next check",
+        labels=["supply"],
     )
     for supply, in_force in list(fleet.operator.budgets_in_force.items()):
         power.add_metric([supply, "allowed"], in_force.watts)
@@ -113,4 +120,8 @@ def _supply_families(fleet: Fleet, rounds: Sequence[RoundRecord]) -> Iterator[Ga
     if any(device.idle_w is not None for device in list(fleet.agents.devices.values())):
         for supply, reserved_w in fleet.draw.reserved_w().items():
             power.add_metric([supply, "reserved"], reserved_w)
-    yield from (power, fallback)
+        for supply, untrimmed_w in fleet.untrimmed_w().items():
+            untrimmed.add_metric([supply], untrimmed_w)
+        for supply, measured in fleet.measured_draw().items():
+            power.add_metric([supply, "drawn"], measured.drawn_w)
+    yield from (power, fallback, untrimmed)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from coordinator.histograms import Histogram
-from coordinator.state.records import RoundRecord
+from coordinator.state.records import RoundRecord, RunRecord
 from coordinator.state.rounds.latest_results import LatestResults
 from coordinator.state.rounds.round_statistics import RoundStatistics
 
@@ -46,6 +46,23 @@ def round_families(
     if (evaluated := newest.evaluated_round) is not None and evaluated.run_id in live_runs:
         accuracy.add_metric([], evaluated.accuracy)
     yield from (number, duration, site, accuracy)
+
+
+def run_info_family(live_runs: Sequence[RunRecord]) -> GaugeMetricFamily:
+    """The names and labels of live runs, to be joined with other metrics by the label `run`.
+
+    Args:
+        live_runs: the runs that have not ended, the newest first.
+    """
+    family = GaugeMetricFamily(
+        "wattfleet_run_info",
+        "Always 1; the labels say what a run that has not ended is. Each of its labels has a comma before and after it",
+        labels=["run", "name", "labels"],
+    )
+    for run in live_runs[:_NAMED_RUNS]:
+        labels = ",".join(f"{key}={value}" for key, value in sorted(run.labels.items()))
+        family.add_metric([run.run_id, run.name, f",{labels}," if labels else ""], 1.0)
+    return family
 
 
 def in_flight_family(rounds: Sequence[RoundRecord], since_s: Mapping[str, float], now_s: float) -> GaugeMetricFamily:
@@ -112,7 +129,9 @@ def statistics_families(statistics: RoundStatistics, live_runs: Sequence[str]) -
     yield _histograms(
         "wattfleet_round_watts", "Watts of the site in completely observed rounds, by kind", "kind", statistics.round_w
     )
-    energy = HistogramMetricFamily("wattfleet_round_energy_joules", "Observed joules of the trainings of a round")
+    energy = HistogramMetricFamily(
+        "wattfleet_round_energy_joules", "Joules of the trainings of completely observed rounds"
+    )
     energy.add_metric([], statistics.round_j.buckets, statistics.round_j.sum)
     yield energy
     yield _run_family(statistics.run_j.copy(), live_runs)
@@ -121,7 +140,9 @@ def statistics_families(statistics: RoundStatistics, live_runs: Sequence[str]) -
 def _run_family(run_j: Mapping[str, float], live_runs: Sequence[str]) -> GaugeMetricFamily | CounterMetricFamily:
     """The joules of each live run; the oldest runs share one label."""
     family = CounterMetricFamily(
-        "wattfleet_run_energy_joules", "Observed joules of the trainings of a run that has not ended", labels=["run"]
+        "wattfleet_run_energy_joules",
+        "Joules of the observed trainings of a run that has not ended, since the coordinator started",
+        labels=["run"],
     )
     known = [run_id for run_id in live_runs if run_id in run_j]
     for run_id in known[:_NAMED_RUNS]:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.display.device_words import front_assumption
 from coordinator.display.round_details import round_details
+from coordinator.display.run_words import RunNames
 from coordinator.display.view_values import (
     Values,
     device_workload_values,
     front_values,
     preset_values,
     round_values,
+    run_values,
     tagged_device_values,
 )
 from coordinator.display.wording import watts
@@ -53,7 +56,8 @@ async def device(request: Request) -> Response:
     queries: Queries = snapshots.queries
     view = await queries.device(device_id)
     values, front = tagged_device_values(view), front_values(view)
-    run_id, rounds = await _newest_rounds(queries, device_id)
+    runs = await queries.runs()
+    run_id, rounds = await _newest_rounds(queries, runs, values)
     in_force = None
     if values["granted_plan_id"] is not None:
         in_force = _mode_in_force(rounds, f"{run_id}/", values["granted_plan_id"])
@@ -62,6 +66,7 @@ async def device(request: Request) -> Response:
         "device": values,
         "workloads": [device_workload_values(each) for each in reversed(view.workloads)],
         "front": front,
+        "front_assumption": front_assumption(),
         "presets": presets,
         "missing_presets": sorted(_presets_of(values["board"]).keys() - {each["preset"] for each in presets}),
         "plot": None if not front else FrontPlot.of(front, presets, in_force),
@@ -70,6 +75,7 @@ async def device(request: Request) -> Response:
         "rounds": rounds,
         "histories": _histories(rounds),
         "bounds": _bounds(values, front, rounds),
+        "names": RunNames(map(run_values, runs)),
     }
     return await drawn(request, "device.html", content)
 
@@ -117,12 +123,15 @@ def _mode_in_force(rounds: Sequence[_DeviceRound], run_prefix: str, plan_id: str
     return None
 
 
-async def _newest_rounds(queries: Queries, device_id: str) -> tuple[str | None, list[_DeviceRound]]:
-    """The newest run, and the device's part in its newest rounds, newest first."""
-    runs = await queries.runs()
+async def _newest_rounds(
+    queries: Queries, runs: Sequence[view_pb2.RunView], device: Values
+) -> tuple[str | None, list[_DeviceRound]]:
+    """The run that a device trains or has trained for, or else the newest; and its newest rounds, newest first."""
     if not runs:
         return None, []
-    run_id = runs[-1].run_id
+    device_id, known = device["device_id"], {each.run_id for each in runs}
+    granted = (device["granted_plan_id"] or "").rpartition("/")[0]
+    run_id = next((each for each in (granted, device["observed_run_id"]) if each in known), runs[-1].run_id)
     planned = [round_values(each)["round"] for each in await queries.rounds(run_id) if not each.unplanned]
     views = [await queries.round(run_id, number, device_id) for number in planned[: -_ROUNDS - 1 : -1]]
     return run_id, [_part_of(view) for view in views]

@@ -15,17 +15,24 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from coordinator.display.device_words import (
+    POWER_OFF,
     THROTTLED_WITHIN_S,
+    TIME_OFF,
     exceeded_allowed_watts,
+    granted,
     in_state_for,
     last_training,
     live_line,
     measured_modes,
+    prediction_errors,
     profiling_left,
     troubles,
+    trust,
 )
+from coordinator.display.run_words import run_title
+from coordinator.display.supply_words import is_exceeded, source_detail, source_word, why_in_force
 from coordinator.display.view_values import Values
-from coordinator.display.wording import age, moment, number, watts
+from coordinator.display.wording import age, date_and_time, moment, number, watts
 from coordinator.page.links import device_link, run_link
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, energy_text
@@ -34,13 +41,19 @@ from wattfleet_proto.hot_boards import HOT_C
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def _time_of(unix_s: float | None) -> str | Markup:
-    """Format a time for people, in the coordinator's time zone, and for machines."""
-    if unix_s is None:
+def _time_of(time: float | str | None, with_date: bool = False) -> str | Markup:
+    """Format a time for people, in the coordinator's time zone, and for machines.
+
+    Args:
+        time: seconds since 1970, or a text in ISO 8601; None if it is unknown.
+        with_date: give the date and the seconds, however long ago the time is.
+    """
+    if time is None:
         return "-"
-    when = datetime.fromtimestamp(unix_s, timezone.utc)
+    when = datetime.fromisoformat(time) if isinstance(time, str) else datetime.fromtimestamp(time, timezone.utc)
     exact = when.isoformat(timespec="seconds")
-    return Markup('<time datetime="{0}" title="{0}">{1}</time>').format(exact, moment(when))
+    shown = date_and_time(exact) if with_date else moment(when)
+    return Markup('<time datetime="{0}" title="{0}">{1}</time>').format(exact, shown)
 
 
 def _mode_label(mode: Mapping[str, int] | None) -> str:
@@ -78,10 +91,23 @@ def _environment() -> Environment:
         left=_left,
         live=live_line,
         last_training=last_training,
+        granted=granted,
+        trust=trust,
+        prediction_errors=prediction_errors,
+        source=source_word,
+        source_detail=source_detail,
+        why_in_force=why_in_force,
+        is_exceeded=is_exceeded,
+        title=run_title,
+        noun=lambda count, singular: singular if count == 1 else f"{singular}s",
         exceeded_allowed_watts=exceeded_allowed_watts,
     )
     found.globals.update(
-        mode_legend=MODE_LEGEND.replace("mode", "Mode", 1), hot_c=HOT_C, throttled_within=age(THROTTLED_WITHIN_S)
+        mode_legend=MODE_LEGEND.replace("mode", "Mode", 1),
+        hot_c=HOT_C,
+        throttled_within=age(THROTTLED_WITHIN_S),
+        time_off=TIME_OFF,
+        power_off=POWER_OFF,
     )
     return found
 

@@ -36,9 +36,9 @@ class Queries:
         return await self._asked(self.viewer.GetFleet(view_pb2.GetFleetRequest(), None))
 
     async def budgets(self) -> list[operator_pb2.SupplyBudget]:
-        """The budgets in force, the site's grid connection first."""
+        """The budgets in force, and the watts of each supply."""
         answer = await self._asked(self.operator.GetBudgets(operator_pb2.GetBudgetsRequest(), None))
-        return sorted(answer.supplies, key=lambda each: bool(each.parent))
+        return list(answer.supplies)
 
     async def devices(self) -> list[view_pb2.DeviceView]:
         """All devices by id, without their fronts."""
@@ -71,6 +71,11 @@ class Queries:
     async def preview(self, request: operator_pb2.PreviewPlanRequest) -> operator_pb2.PreviewPlanResponse:
         """The next round as it would be planned; nothing changes."""
         return await self._asked(self.operator.PreviewPlan(request, None))
+
+    async def events(self, request: view_pb2.ListEventsRequest) -> list[view_pb2.FleetEvent]:
+        """What happened in the fleet, newest first."""
+        answers = await self._streamed(self.viewer.ListEvents, request)
+        return [event for answer in answers for event in answer.events]
 
     async def audit_log(self) -> list[identity_pb2.AuditEntry]:
         """What operators changed or tried to change, newest first."""

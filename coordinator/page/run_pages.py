@@ -4,33 +4,57 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.display.round_details import round_details, slowest_first
 from coordinator.display.run_totals import is_over_budget, run_totals
-from coordinator.display.view_values import Values, round_values
+from coordinator.display.run_words import has_labels
+from coordinator.display.view_values import Values, round_values, run_values
 from coordinator.errors import UnknownRecordError
 from coordinator.page.drawing import drawn
 from coordinator.page.paging import page_of
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
 from coordinator.page.timeline import Timeline
+from wattfleet.errors import InvalidInputError
 from wattfleet_proto.metric_names import metric_order
+from wattfleet_proto.run_names import label_of
+
+_STATES = ("running", "finished", "failed")
 
 
 async def runs(request: Request) -> Response:
     """Answer with the page of all runs, newest first, with the cost of each."""
     snapshots: Snapshots = request.app.state.snapshots
-    page = page_of((await snapshots.queries.runs())[::-1], request)
+    label, state = (request.query_params.get(name, "").strip() for name in ("label", "state"))
+    problem, wanted = "", {}
+    try:
+        wanted = dict([label_of(label)] if label else ())
+    except InvalidInputError as error:
+        problem = str(error)
+    kept = [each for each in (await snapshots.queries.runs())[::-1] if _keeps(run_values(each), wanted, state)]
+    page = page_of([] if problem else kept, request)
+    asked = {"label": label, "state": state}
     rows = []
     for view in page.rows:
         with suppress(UnknownRecordError):  # deleted meanwhile
             rows.append(await snapshots.run_costs.of(view))
-    return await drawn(request, "runs.html", {"page": replace(page, rows=rows)})
+    content = {
+        "page": replace(page, rows=rows),
+        "asked": asked,
+        "states": _STATES,
+        "problem": problem,
+        "is_filtered": any(asked.values()),
+        "query": lambda number: "?" + urlencode({**{k: v for k, v in asked.items() if v}, "page": number}),
+        "label_query": lambda key, value: "?" + urlencode({"label": f"{key}={value}"}),
+    }
+    return await drawn(request, "runs.html", content)
 
 
 async def run(request: Request) -> Response:
@@ -44,6 +68,8 @@ async def run(request: Request) -> Response:
     content = {
         "run": None if found is None else run_totals(found, views),
         "run_id": run_id,
+        "name": run_id if found is None else run_values(found)["name"],
+        "label_query": lambda key, value: "?" + urlencode({"label": f"{key}={value}"}),
         "page": page_of(rounds, request),
         "metrics": sorted({name for each in rounds for name in each["metrics"]}, key=metric_order)[:4],
         "shown": None,
@@ -62,6 +88,12 @@ async def run(request: Request) -> Response:
             "timeline": Timeline.of(devices, details),
         }
     return await drawn(request, "run.html", content)
+
+
+def _keeps(run: Values, labels: Mapping[str, str], state: str) -> bool:
+    """Whether a run is listed."""
+    words = "failed" if run["error"] else "finished" if run["finished"] else "running"
+    return has_labels(run, labels) and state in ("", words)
 
 
 def _with_over_budget(round_: Values) -> Values:

@@ -8,15 +8,16 @@ import json
 import logging
 import time
 import traceback
+from array import array
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 
-from coordinator.display.view_values import Values, run_values, tagged_device_values
+from coordinator.display.supply_words import as_tree
+from coordinator.display.view_values import Values, budget_values, run_values, tagged_device_values
 from coordinator.page.failures import noted, unexpected_text
-from coordinator.page.fleet_events import EventLog
 from coordinator.page.queries import Queries
 from coordinator.page.run_costs import RunCosts
 from wattfleet.errors import WattfleetError
@@ -32,6 +33,9 @@ _MAX_SHARE = 0.1
 
 _KEPT_SAMPLES = 900
 
+WHOLE_FLEET = ""
+"""Stands for all supplies, where the name of one is expected."""
+
 _LIVE = ("sample", "profiling_left_s")
 _LIVE_S = 5.0
 """Seconds between two updates of pages for values that always change."""
@@ -39,22 +43,42 @@ _LIVE_S = 5.0
 
 @dataclass(frozen=True)
 class Watts:
-    """The whole site's watts at one time.
+    """The watts of a supply, or of the whole fleet, at one time.
 
     Attributes:
         at_unix_s: the time, seconds since 1970.
         budget_w: the budget.
         set_aside_w: the watts reserved for trainings and idle devices.
-        drawn_w: the watts that boards measure now; for a board without a reading, the watts of its last training while
-            it trains, or else its idle watts.
-        measured: number of devices whose boards have a reading.
+        drawn_w: the watts that the devices draw; for a board without a reading, the watts of its last training while it
+            trains, or else its idle watts.
     """
 
     at_unix_s: float
     budget_w: float
     set_aside_w: float
     drawn_w: float
-    measured: int
+
+
+class WattsHistory:
+    """The watts of every supply over the last minutes; only numbers are kept, since there may be many supplies."""
+
+    def __init__(self) -> None:
+        """Start without any sample."""
+        self._samples: deque[tuple[float, tuple[str, ...], array[float]]] = deque(maxlen=_KEPT_SAMPLES)
+
+    def add(self, at_unix_s: float, watts: Mapping[str, Watts]) -> None:
+        """Add a sample of every supply."""
+        numbers = array("d", [n for each in watts.values() for n in (each.budget_w, each.set_aside_w, each.drawn_w)])
+        self._samples.append((at_unix_s, tuple(watts), numbers))
+
+    def of(self, supply: str) -> list[Watts]:
+        """The samples of one supply, or of `WHOLE_FLEET`, oldest first."""
+        found = []
+        for at_unix_s, names, numbers in self._samples:
+            if supply in names:
+                begin = 3 * names.index(supply)
+                found.append(Watts(at_unix_s, *numbers[begin : begin + 3]))
+        return found
 
 
 @dataclass(frozen=True)
@@ -65,7 +89,8 @@ class Snapshot:
         at_unix_s: when it was taken, seconds since 1970.
         devices: the values of all devices, by id.
         runs: the values of all runs, oldest first.
-        watts: the watts of the whole site.
+        supplies: the budgets in force and the watts of all supplies, each after the one that feeds it.
+        watts: the watts of each supply, and of `WHOLE_FLEET`.
         policy: name of the client-selection policy.
         version: changes with what pages show.
     """
@@ -73,7 +98,8 @@ class Snapshot:
     at_unix_s: float
     devices: Sequence[Values]
     runs: Sequence[Values]
-    watts: Watts
+    supplies: Sequence[Values]
+    watts: Mapping[str, Watts]
     policy: str
     version: str
 
@@ -90,15 +116,13 @@ class Snapshots:
     Attributes:
         queries: read the fleet.
         run_costs: the totals of runs.
-        events: the events since the coordinator started.
-        history: the site's watts, oldest first.
+        history: the watts of the last minutes.
         viewers: the number of open streams of updates.
         failure: why the newest snapshot is out of date; None if it is not.
     """
 
     queries: Queries
-    events: EventLog = field(default_factory=EventLog)
-    history: deque[Watts] = field(default_factory=lambda: deque(maxlen=_KEPT_SAMPLES))
+    history: WattsHistory = field(default_factory=WattsHistory)
     viewers: int = 0
     failure: str | None = None
     run_costs: RunCosts = field(init=False)
@@ -155,8 +179,7 @@ class Snapshots:
         devices, runs = await self.queries.devices(), await self.queries.runs()
         budgets, fleet = await self.queries.budgets(), await self.queries.fleet()
         taken = await asyncio.to_thread(_snapshot, devices, runs, budgets, fleet)
-        self.history.append(taken.watts)
-        self.events.compare(taken.at_unix_s, taken.devices, taken.runs)
+        self.history.add(taken.at_unix_s, taken.watts)
         async with self._taken:
             self._newest, self._failed_at, self.failure = taken, None, None
             self._taken.notify_all()
@@ -189,17 +212,28 @@ def _snapshot(
 ) -> Snapshot:
     now = time.time()
     values, run_list = [tagged_device_values(each) for each in devices], [run_values(each) for each in runs]
-    set_aside_w = sum(each.set_aside_w for each in budgets if not each.parent)
-    measured = sum(_measured_w(each) is not None for each in values)
-    watts = Watts(now, fleet.site_budget_w, set_aside_w, sum(map(_drawn_w, values)), measured)
+    supplies = as_tree(map(budget_values, budgets))
+    fixed = [{**each, "drawn_w": None, "measured_devices": None} for each in supplies]
+    others = {"policy": fleet.policy, "events": fleet.event_count}
     return Snapshot(
         now,
         values,
         run_list,
-        watts,
+        supplies,
+        _watts_of(supplies, now),
         fleet.policy,
-        _version_of(values, run_list, [{"site_budget_w": fleet.site_budget_w, "policy": fleet.policy}], at_unix_s=now),
+        _version_of(values, run_list, fixed, [others], at_unix_s=now),
     )
+
+
+def _watts_of(supplies: Sequence[Values], at_unix_s: float) -> dict[str, Watts]:
+    """The watts of each supply, and of all sites together."""
+    found = {each["supply"]: Watts(at_unix_s, each["watts"], each["set_aside_w"], each["drawn_w"]) for each in supplies}
+    sites = [found[each["supply"]] for each in supplies if each["parent"] is None]
+    budget_w, set_aside_w, drawn_w = (
+        sum(getattr(each, name) for each in sites) for name in ("budget_w", "set_aside_w", "drawn_w")
+    )
+    return {WHOLE_FLEET: Watts(at_unix_s, budget_w, set_aside_w, drawn_w), **found}
 
 
 def _version_of(devices: Sequence[Values], *others: Sequence[Values], at_unix_s: float) -> str:
@@ -212,17 +246,3 @@ def _version_of(devices: Sequence[Values], *others: Sequence[Values], at_unix_s:
     for each in chain(*others):
         digest.update(json.dumps(each, default=str).encode())
     return f"{digest.hexdigest()}-{at_unix_s // _LIVE_S:.0f}" if is_live else digest.hexdigest()
-
-
-def _measured_w(device: Values) -> float | None:
-    """The watts that a device's board draws now according to its own sensors; None if it does not report them."""
-    watts: float | None = None if device["sample"] is None else device["sample"]["power_w"]
-    return watts
-
-
-def _drawn_w(device: Values) -> float:
-    if (measured_w := _measured_w(device)) is not None:
-        return measured_w
-    is_training = device["state"] == "training" and device["observed_w"] is not None
-    watts = device["observed_w"] if is_training else device["idle_w"]
-    return 0.0 if watts is None or device["state"] == "offline" else float(watts)

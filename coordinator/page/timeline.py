@@ -93,4 +93,5 @@ class Timeline:
 def _text_of(device: Values) -> str:
     observed = "not observed" if device["observed_s"] is None else f"observed {device['observed_s']:,.1f} s"
     failure = f", {device['failure']}" if device["failure"] else ", late" if device["outcome"] == "late" else ""
-    return f"{device['device_id']}: predicted {device['predicted_s']:,.1f} s, {observed}{failure}"
+    assumed = " with an assumed length" if device["length_assumed"] else ""
+    return f"{device['device_id']}: predicted {device['predicted_s']:,.1f} s{assumed}, {observed}{failure}"

@@ -1,4 +1,4 @@
-"""Server-sent events: the site's watts with every snapshot, changes of pages, and why updates fail."""
+"""Server-sent events: the watts of a supply with every snapshot, changes of pages, and why updates fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from coordinator.page.failures import noted, unexpected_text
-from coordinator.page.snapshots import Snapshot, Snapshots
+from coordinator.page.snapshots import WHOLE_FLEET, Snapshot, Snapshots
 from wattfleet.errors import WattfleetError
 from wattfleet_identity.http_server import caller_of
 
@@ -32,6 +32,7 @@ async def updates(request: Request) -> Response:
 async def _stream(request: Request, snapshots: Snapshots) -> AsyncIterator[str]:
     caller = caller_of(request.scope)
     snapshots.viewers += 1
+    supply = request.query_params.get("supply", WHOLE_FLEET)
     try:
         seen: Snapshot | None = None
         failure: str | None = None
@@ -49,7 +50,7 @@ async def _stream(request: Request, snapshots: Snapshots) -> AsyncIterator[str]:
                     yield _event({"text": failure}, "failure")
                 continue
             failure = None
-            yield _event({"version": seen.version, "watts": asdict(seen.watts)})
+            yield _event({"version": seen.version, "watts": asdict(seen.watts.get(supply, seen.watts[WHOLE_FLEET]))})
     except Exception as error:
         yield _event({"text": unexpected_text(noted(error, request.url.path))}, "failure")
     finally:

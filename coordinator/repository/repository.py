@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from coordinator.repository.shared_reads import SharedReads
 from coordinator.repository.writer import Writer
 from coordinator.settings import StoreSettings
+from coordinator.state.event_records import EventFilter, EventRecord
 from coordinator.state.fleet import Fleet
 from coordinator.state.identity_records import AuditEntry
 from coordinator.state.records import RoundRecord, StoredRecord, UnplannedRound, run_of
@@ -121,6 +122,10 @@ class FleetRepository:
         """The newest entries of the audit log that are on disk (see `Store.audit_entries`)."""
         return await self._writer.audit_entries(since, limit)
 
+    async def events(self, wanted: EventFilter) -> list[EventRecord]:
+        """The newest events on disk that a filter keeps (see `Store.events`)."""
+        return await self._writer.events(wanted)
+
     # --- remove -------------------------------------------------------------------------------------------------
 
     def evict_rounds(self) -> None:
@@ -153,10 +158,9 @@ class FleetRepository:
     async def delete_old_runs(self, older_than: timedelta) -> AsyncIterator[str]:
         """Delete runs that ended, or were last changed, longer ago than the given time; yield the id of each.
 
-        Runs with devices in flight are kept.
+        Runs in use are kept, also those that come into use meanwhile.
         """
-        in_flight = {record.run_id for record in self.fleet.rounds.in_flight()}
-        async for run_id in self._writer.delete_old_runs(older_than, in_flight):
+        async for run_id in self._writer.delete_old_runs(older_than, self.fleet.runs_in_use):
             self.fleet.flower.remove_runs([run_id])
             self.fleet.unplanned.remove_runs([run_id])
             yield run_id

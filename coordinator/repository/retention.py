@@ -1,4 +1,8 @@
-"""Deletes old runs once a day, and drops expired invites, certificates and entries of the audit log every hour."""
+"""Retention: deletes old runs once a day, and drops expired invites, certificates, audit entries and events every hour.
+
+Nothing else deletes runs by their age. The deletion runs beside the loaded fleet, also at the start, because the fleet
+knows which runs are in use (`Fleet.runs_in_use`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from coordinator.repository.repository import FleetRepository
+from coordinator.state.event_records import ExpiredEvents
 from coordinator.state.identities import Identities
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet_io.clock import utc_now
@@ -21,7 +26,9 @@ _A_DAY_S = 24 * _AN_HOUR_S
 async def delete_old_runs_daily(
     repository: FleetRepository, keep: timedelta, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Delete old runs from the store and from memory once a day, until cancelled.
+    """Delete old runs from the store and from memory, now and once a day, until cancelled.
+
+    Runs in use are kept.
 
     Args:
         repository: the fleet and its store.
@@ -32,7 +39,6 @@ async def delete_old_runs_daily(
         NotOwnerError: another coordinator has taken the store over.
     """
     while True:
-        await sleep(_A_DAY_S)
         count = 0
         try:
             async for _run_id in repository.delete_old_runs(keep):
@@ -41,6 +47,7 @@ async def delete_old_runs_daily(
             _log.warning("deleting old runs stopped until tomorrow: %s", error)
         if count:
             _log.info("deleted %d runs older than %d days", count, keep.days)
+        await sleep(_A_DAY_S)
 
 
 async def drop_expired_hourly(
@@ -49,7 +56,7 @@ async def drop_expired_hourly(
     now: Callable[[], datetime] = utc_now,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Drop expired identity records from memory and from the store, now and every hour, until cancelled.
+    """Drop expired identity records from memory and the store, and old events, now and every hour, until cancelled.
 
     Args:
         repository: the fleet and its store.
@@ -58,5 +65,5 @@ async def drop_expired_hourly(
         sleep: waits for the given seconds.
     """
     while True:
-        repository.save_soon(identities.expire(now()))
+        repository.save_soon(identities.expire(now()), ExpiredEvents(now()))
         await sleep(_AN_HOUR_S)

@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Protocol, TypeVar
 
 from coordinator.service_figures import ServiceFigures, timed
 from coordinator.settings import StoreSettings
+from coordinator.state.event_records import EventFilter, EventRecord, ExpiredEvents
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
     DeviceOverrides,
@@ -82,6 +84,10 @@ class RecordStore(Protocol):
         """The newest entries of the audit log."""
         ...
 
+    def events(self, wanted: EventFilter) -> list[EventRecord]:
+        """The newest events that a filter keeps, newest first."""
+        ...
+
 
 def _key(record: StoredRecord) -> _Key:
     """A record's key: a newer record with the same key replaces it."""
@@ -105,7 +111,9 @@ def _key(record: StoredRecord) -> _Key:
         return (CertificateRecord, record.serial)
     if isinstance(record, AuditEntry):
         return (AuditEntry, record.entry_id)
-    if isinstance(record, PinnedReferences | GrantLifetime | ExpiredIdentities):
+    if isinstance(record, EventRecord):
+        return (EventRecord, record.event_id)
+    if isinstance(record, PinnedReferences | GrantLifetime | ExpiredIdentities | ExpiredEvents):
         return (type(record),)
     return (type(record), record.run_id)
 
@@ -258,6 +266,15 @@ class Writer:
         """
         return await self._as_owner(lambda: self._store.audit_entries(since, limit), self._reader)
 
+    async def events(self, wanted: EventFilter) -> list[EventRecord]:
+        """The newest events on disk that a filter keeps (see `Store.events`).
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        return await self._as_owner(lambda: self._store.events(wanted), self._reader)
+
     async def rounds_of(self, run_id: str) -> AsyncIterator[RoundRecord]:
         """Yield the rounds of a run that are on disk, oldest first, read one at a time.
 
@@ -279,14 +296,23 @@ class Writer:
         """
         return await self._as_owner(lambda: self._store.history_of(run_id), self._reader)
 
-    async def delete_old_runs(self, older_than: timedelta, except_runs: Collection[str] = ()) -> AsyncIterator[str]:
+    async def delete_old_runs(
+        self, older_than: timedelta, except_runs: Callable[[], Collection[str]]
+    ) -> AsyncIterator[str]:
         """Delete old runs from the store in short transactions (see `Store.delete_some`); yield the id of each.
+
+        Args:
+            older_than: how long ago a run must have ended or last changed.
+            except_runs: returns the runs to keep; asked before each transaction.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the next run could not be deleted.
         """
-        while (some := await self._as_owner(lambda: self._store.delete_some(older_than, except_runs))) is not None:
+        while True:
+            some = await self._as_owner(partial(self._store.delete_some, older_than, except_runs()))
+            if some is None:
+                return
             for run_id in some:
                 yield run_id
 

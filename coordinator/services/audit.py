@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,6 +20,7 @@ from coordinator.services.issuing import CertificateOf
 from coordinator.services.peer_quotas import HostRates, host_of
 from coordinator.state.identity_records import AuditEntry
 from coordinator.store.errors import StoreUnavailableError
+from wattfleet.errors import WattfleetError
 from wattfleet_identity.channels import is_loopback
 from wattfleet_io.clock import utc_now
 from wattfleet_io.console import plain_text
@@ -154,8 +156,7 @@ class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
         try:
             yield summary
         except BaseException as error:
-            why = str(error) or type(error).__name__
-            self._repository.save_soon(self._entry(caller, method, summary, f"refused: {why}"))
+            self._repository.save_soon(self._entry(caller, method, summary, _outcome_of(error)))
             raise
         try:
             await self._repository.save(self._entry(caller, method, summary, ""))
@@ -171,6 +172,15 @@ class AuditLog(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
             "".join(summary),
             plain_text(outcome, _LONGEST_SUMMARY),
         )
+
+
+def _outcome_of(error: BaseException) -> str:
+    """What became of a request that raised an error."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "unanswered: the caller left before the answer"
+    why = str(error) or type(error).__name__
+    is_refused = isinstance(error, WattfleetError) and not isinstance(error, StoreUnavailableError)
+    return f"refused: {why}" if is_refused else f"failed: {why}"
 
 
 def _shown(field: FieldDescriptor, value: Any) -> str:

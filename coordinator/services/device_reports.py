@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from coordinator.errors import UnknownRecordError
 from coordinator.repository.repository import FleetRepository
-from coordinator.services.event_log import log_state
+from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
 from coordinator.services.state_times import StateTimes
 from coordinator.state.names import require_name
@@ -40,6 +40,7 @@ class DeviceReports:
         orders: is notified of measured modes and renewed grants, because further orders may follow.
         state_times: records since when devices are in their states.
         now_s: the clock of the grants, in seconds.
+        events: the log of what happens to the fleet; None for one that stores nothing.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class DeviceReports:
         orders: Orders,
         state_times: StateTimes,
         now_s: Callable[[], float] = time.monotonic,
+        events: EventLog | None = None,
     ) -> None:
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._fleet = repository.fleet
         self._orders = orders
@@ -56,6 +59,14 @@ class DeviceReports:
         self._now_s = now_s
 
     async def take(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:
+        """Apply one report, and record what it changes about the device; returns and raises as `_applied`."""
+        try:
+            return await self._applied(device_id, request)
+        finally:
+            if request.WhichOneof("body") in ("front", "observation", "removed"):
+                self._events.device_changed(device_id)
+
+    async def _applied(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:
         """Apply one report.
 
         Returns:
@@ -76,7 +87,7 @@ class DeviceReports:
                 device_id, state, request.state.profiled_modes, request.state.detail
             )
             self._state_times.note(after)
-            log_state(before, after)
+            self._events.reported(before, after)
             return after
         if body == "front":
             report = request.front
@@ -145,8 +156,7 @@ class DeviceReports:
         except InvalidInputError as error:
             _log.debug("%s: %s", device_id, error)
             return
-        if self._fleet.duties.report(device_id, kept):
-            self._fleet.rounds.is_trim_due = True  # its front beside the duty may have arrived earlier
+        self._fleet.duties.report(device_id, kept)
 
     def _take_sample(self, device_id: str, lease: session_pb2.Lease) -> None:
         """Record a sample of a board's sensors; agents before protocol 2.7 send none."""
@@ -157,6 +167,8 @@ class DeviceReports:
                 self._state_times.note_throttling(device_id)
         except InvalidInputError as error:
             _log.debug("%s: a sample is dropped: %s", device_id, error)
+        else:
+            self._events.device_changed(device_id)
 
     def _take_presets(self, record: DeviceRecord, report: session_pb2.FrontReport) -> None:
         """Record the board's presets from the report of a front."""

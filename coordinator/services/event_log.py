@@ -1,11 +1,23 @@
-"""The log lines about devices, runs and rounds: what each is doing, its cost, and how it ended."""
+"""What happens to devices, runs, rounds and budgets: lines of the log, and stored events for people to read."""
 
 from __future__ import annotations
 
 import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
+from coordinator.budgets.budget_watch import BudgetChange
+from coordinator.display.device_words import error_text, found_troubles, is_off_prediction
+from coordinator.display.wording import age, watts
+from coordinator.state.event_records import EventRecord
+from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, RoundRecord, RunRecord
-from wattfleet.errors import first_few
+from wattfleet.errors import InvalidInputError, first_few
+from wattfleet_io.clock import utc_now
 from wattfleet_io.console import count_of, duration_text
 from wattfleet_io.logs import fields
 from wattfleet_proto.device_state import DeviceState
@@ -13,131 +25,420 @@ from wattfleet_proto.run_end import is_stopped
 
 _log = logging.getLogger(__name__)
 
+_OFFLINE_AFTER_S = 10.0
+"""Seconds without a session after which a device's absence is an event: agents reconnect within seconds."""
 
-def log_connected(device: DeviceRecord) -> None:
-    """Log that a device has a session."""
-    _log.info("%s is connected", device.device_id, extra=fields(device=device.device_id, state=device.state.value))
-
-
-def log_offline(device: DeviceRecord) -> None:
-    """Log that the session of a device has ended."""
-    _log.info("%s is offline", device.device_id, extra=fields(device=device.device_id, state=device.state.value))
+_LONGEST_TEXT = 500
 
 
-def log_state(before: DeviceRecord, after: DeviceRecord) -> None:
-    """Log a device's report: a new state at level info, progress within a state at level debug."""
-    level = logging.WARNING if after.state is DeviceState.DEGRADED else logging.INFO
-    _log.log(
-        logging.DEBUG if after.state is before.state else level,
-        "%s is %s, %s measured%s",
-        after.device_id,
-        after.state.value,
-        count_of(after.profiled_modes, "mode"),
-        f": {after.detail}" if after.detail else "",
-        extra=fields(
-            device=after.device_id,
-            state=after.state.value,
-            profiled_modes=after.profiled_modes,
-            detail=after.detail or None,
-        ),
-    )
+@dataclass(frozen=True)
+class _Condition:
+    """What the newest events say about a device.
+
+    Attributes:
+        word: offline, degraded, profiling or connected.
+        is_left_out: its reports keep it out of rounds.
+        troubles: as from `found_troubles`.
+    """
+
+    word: str
+    is_left_out: bool = False
+    troubles: tuple[str, ...] = ()
 
 
-def log_run_started(run: RunRecord) -> None:
-    """Log that a run has started, or continues after its server was restarted."""
-    _log.info(
-        "run %s has started: %s, %s, workload %s",
-        run.run_id,
-        run.strategy,
-        count_of(run.rounds, "round"),
-        run.workload.name,
-        extra=fields(run=run.run_id, strategy=run.strategy, rounds=run.rounds, workload=run.workload.name),
-    )
+class EventLog:
+    """Writes lines of the log, and stores events. Devices that train or wait as usual are no event.
+
+    Attributes:
+        count: the events since this coordinator started.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        save: Callable[[EventRecord], None] = lambda record: None,
+        throttled_unix_s: Callable[[str], float | None] = lambda device_id: None,
+        stored: Iterable[DeviceRecord] = (),
+        now: Callable[[], datetime] = utc_now,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Watch one fleet.
+
+        Args:
+            fleet: the fleet.
+            save: stores an event with the next transaction; by default, events are only logged.
+            throttled_unix_s: returns when a device's board last throttled itself, in seconds since 1970.
+            stored: the devices as an earlier coordinator stored them; their return is no event.
+            now: returns the date and time, with an offset.
+            now_s: a clock that does not jump, in seconds.
+        """
+        self.count = 0
+        self._fleet = fleet
+        self._save = save
+        self._throttled_unix_s = throttled_unix_s
+        self._now = now
+        self._now_s = now_s
+        self._known = {
+            each.device_id: _Condition(
+                _word_of(each.state),
+                fleet.agents.claims.exclusion_reason(each) is not None,
+                tuple(self._troubles_of(each)),
+            )
+            for each in stored
+        }
+        # Devices without a session that are not offline in an event yet: when it ended, by both clocks.
+        self._lost: dict[str, tuple[datetime, float]] = {}
+        self._offline_at: dict[str, datetime] = {}
+
+    # --- the coordinator and its devices ------------------------------------------------------------------------
+
+    def started(self, version: str) -> None:
+        """Record that the coordinator has started."""
+        self._event("coordinator", f"started, version {version}")
+
+    def connected(self, device: DeviceRecord) -> None:
+        """Log that a device has a session."""
+        _log.info("%s is connected", device.device_id, extra=fields(device=device.device_id, state=device.state.value))
+        self._lost.pop(device.device_id, None)
+        self.device_changed(device.device_id)
+
+    def disconnected(self, device: DeviceRecord, is_expected_back: bool = False) -> None:
+        """Log that the session of a device has ended; its absence is an event later, in `check` or `missing`.
+
+        Args:
+            device: the device.
+            is_expected_back: the coordinator has ended the session so that the device reconnects.
+        """
+        _log.info("%s is offline", device.device_id, extra=fields(device=device.device_id, state=device.state.value))
+        if not is_expected_back:
+            self._lost[device.device_id] = (self._now(), self._now_s())
+
+    def missing(self, device_ids: Collection[str]) -> None:
+        """Record that devices did not reconnect, although they were expected to."""
+        for device_id in device_ids:
+            self._went_offline(device_id, self._now())
+
+    def check(self) -> None:
+        """Record the devices that have been without a session for some time."""
+        for device_id, (at, since_s) in list(self._lost.items()):
+            if self._now_s() - since_s >= _OFFLINE_AFTER_S:
+                del self._lost[device_id]
+                self._went_offline(device_id, at)
+
+    def reported(self, before: DeviceRecord, after: DeviceRecord) -> None:
+        """Log a device's report: a new state at level info, progress within a state at level debug."""
+        level = logging.WARNING if after.state is DeviceState.DEGRADED else logging.INFO
+        _log.log(
+            logging.DEBUG if after.state is before.state else level,
+            "%s is %s, %s measured%s",
+            after.device_id,
+            after.state.value,
+            count_of(after.profiled_modes, "mode"),
+            f": {after.detail}" if after.detail else "",
+            extra=fields(
+                device=after.device_id,
+                state=after.state.value,
+                profiled_modes=after.profiled_modes,
+                detail=after.detail or None,
+            ),
+        )
+        self.device_changed(after.device_id)
+
+    def device_changed(self, device_id: str) -> None:
+        """Record what is different about a connected device since its last event."""
+        device = self._fleet.agents.devices[device_id]
+        if device.state is DeviceState.OFFLINE:
+            return
+        before = self._known.get(device_id)
+        now = self._condition_of(device, before)
+        if now == before:
+            return
+        self._known[device_id] = now
+        if before is None:
+            self._device_event(device, f"connected for the first time: {device.board}")
+            before = _Condition("connected")
+        if now.word != before.word:
+            self._word_changed(device, before.word, now.word)
+        if now.is_left_out and not before.is_left_out:
+            reason = self._fleet.agents.claims.exclusion_reason(device)
+            self._device_event(device, f"left out of rounds: {reason}", True)
+        elif before.is_left_out and not now.is_left_out:
+            self._device_event(device, "no longer left out of rounds")
+        for name in now.troubles:
+            if name not in before.troubles:
+                self._device_event(device, f"{name}{self._about(name, device)}", True)
+        for name in before.troubles:
+            if name not in now.troubles:
+                self._device_event(device, f"no longer {name}")
+
+    def forgotten(self, device_ids: Iterable[str], caller: str) -> None:
+        """Record that an operator has removed devices."""
+        for device_id in device_ids:
+            for known in (self._known, self._lost, self._offline_at):
+                known.pop(device_id, None)
+            self._event("device", "forgotten", device_id=device_id, caller=caller)
+
+    def _condition_of(self, device: DeviceRecord, before: _Condition | None) -> _Condition:
+        # At the begin of a session, the device has not reported its state yet.
+        is_unknown = device.state is DeviceState.ENROLLED and before is not None and before.word != "offline"
+        word = before.word if is_unknown and before is not None else _word_of(device.state)
+        is_left_out = self._fleet.agents.claims.exclusion_reason(device) is not None
+        return _Condition(word, is_left_out, tuple(self._troubles_of(device)))
+
+    def _troubles_of(self, device: DeviceRecord) -> list[str]:
+        device_id, newest = device.device_id, self._fleet.rounds.latest_results
+        sample, errors = self._fleet.samples.of(device_id), self._fleet.agents.claims.errors_of(device_id)
+        seen, planned = newest.observations.get(device_id), newest.predictions.get(device_id)
+        run = self._fleet.flower.runs.get(newest.observed_in.get(device_id, ""))
+        is_live = run is not None and not run.finished
+        return found_troubles(
+            None if sample is None else sample.temperature_c,
+            self._throttled_unix_s(device_id),
+            is_live and seen is not None and planned is not None and seen.power_w > planned.power_limit_w,
+            is_live and bool(errors) and is_off_prediction(errors[-1].time_ratio, errors[-1].power_ratio),
+            self._now().timestamp(),
+        )
+
+    def _about(self, trouble: str, device: DeviceRecord) -> str:
+        """More about a trouble that a device has."""
+        device_id, newest = device.device_id, self._fleet.rounds.latest_results
+        if trouble == "hot" and (sample := self._fleet.samples.of(device_id)) is not None:
+            return "" if sample.temperature_c is None else f": {sample.temperature_c:.0f} °C"
+        if trouble == "over budget":
+            drawn_w, limit_w = newest.observations[device_id].power_w, newest.predictions[device_id].power_limit_w
+            return f": drew {drawn_w:,.1f} W of {limit_w:,.1f} W allowed{self._observed_in(device_id)}"
+        if trouble == "off prediction":
+            error = self._fleet.agents.claims.errors_of(device_id)[-1]
+            return f": {error_text(error.time_ratio, error.power_ratio)}{self._observed_in(device_id)}"
+        return ""
+
+    def _observed_in(self, device_id: str) -> str:
+        newest = self._fleet.rounds.latest_results
+        run_name = self._fleet.flower.name_of(newest.observed_in[device_id])
+        return f", in round {newest.observed_numbers[device_id]} of run {run_name}"
+
+    def _word_changed(self, device: DeviceRecord, before: str, now: str) -> None:
+        detail = f": {device.detail}" if device.detail else ""
+        if before == "offline":
+            at = self._offline_at.pop(device.device_id, None)
+            gone = "" if at is None else f" after {age((self._now() - at).total_seconds())}"
+            self._device_event(device, f"connected again{gone}")
+        elif before == "degraded" and now != "degraded":
+            self._device_event(device, "no longer degraded")
+        elif before == "profiling" and now == "connected":
+            self._device_event(device, f"has measured {count_of(device.profiled_modes, 'power mode')}")
+        if now == "degraded":
+            self._device_event(device, f"degraded{detail}", True)
+        elif now == "profiling":
+            self._device_event(device, f"measures power modes{detail}")
+
+    def _went_offline(self, device_id: str, at: datetime) -> None:
+        device = self._fleet.agents.devices.get(device_id)
+        if device is None:  # forgotten meanwhile
+            return
+        before = self._known.get(device_id) or _Condition("connected")
+        if before.word != "offline":
+            self._known[device_id] = _Condition("offline", before.is_left_out, before.troubles)
+            self._offline_at[device_id] = at
+            self._device_event(device, "offline", True, at)
+
+    def _device_event(
+        self, device: DeviceRecord, text: str, needs_attention: bool = False, at: datetime | None = None
+    ) -> None:
+        try:
+            supply = self._fleet.operator.supply_of(device.device_id)
+        except InvalidInputError:  # the site file does not place it
+            supply = ""
+        self._event("device", text, needs_attention, at, device_id=device.device_id, supply=supply)
+
+    # --- runs and rounds ----------------------------------------------------------------------------------------
+
+    def run_started(self, run: RunRecord, is_new: bool = True) -> None:
+        """Log that a run has started, or continues after its server was restarted."""
+        what = f"{run.strategy}, {count_of(run.rounds, 'round')}, workload {run.workload.name}"
+        _log.info(
+            "run %s has started: %s",
+            _named(run),
+            what,
+            extra=fields(
+                run=run.run_id,
+                name=run.name,
+                strategy=run.strategy,
+                rounds=run.rounds,
+                workload=run.workload.name,
+                labels=dict(run.labels) or None,
+            ),
+        )
+        if is_new:
+            self._event("run", f"began: {what}", run_id=run.run_id)
+
+    def run_finished(self, run: RunRecord, is_first: bool = True, caller: str = "") -> None:
+        """Log how a run ended.
+
+        Args:
+            run: the run.
+            is_first: False for a repeated report.
+            caller: the operator who has ended it; empty if its app did.
+        """
+        has_failed = bool(run.error) and not is_stopped(run.error)
+        how = f"ended with an error: {run.error}" if has_failed else f"was {run.error}" if run.error else "is finished"
+        _log.log(
+            logging.WARNING if has_failed else logging.INFO,
+            "run %s %s",
+            _named(run),
+            how,
+            extra=fields(run=run.run_id, error=run.error or None),
+        )
+        if is_first:
+            how = how.removeprefix("is ").removeprefix("was ") if not caller else "ended by an operator"
+            self._event("run", how, has_failed, run_id=run.run_id, caller=caller)
+
+    def cannot_plan(self, run_id: str, number: int, reason: str) -> None:
+        """Log why a round cannot be planned."""
+        run_name = self._fleet.flower.name_of(run_id)
+        _log.warning(
+            "round %d of run %s cannot be planned: %s", number, run_name, reason, extra=fields(run=run_id, round=number)
+        )
+        self._event("round", f"cannot be planned: {reason}", True, run_id=run_id, round_=number)
+
+    def planned(self, record: RoundRecord) -> None:
+        """Log a round that was just planned."""
+        plan = record.plan
+        _log.info(
+            "%s is planned: %s of %s, %.1f of %.1f W, %s",
+            self._fleet.flower.round_text(record.plan_id),
+            count_of(len(plan.assignments), "device"),
+            f"{len(plan.decisions):,}",
+            plan.planned_w,
+            plan.site_budget_w,
+            duration_text(plan.duration_s),
+            extra=fields(
+                run=record.run_id,
+                round=record.number,
+                devices=len(plan.assignments),
+                considered=len(plan.decisions),
+                planned_w=plan.planned_w,
+                site_budget_w=plan.site_budget_w,
+                planned_s=plan.duration_s,
+            ),
+        )
+
+    def trimmed(self, record: RoundRecord) -> None:
+        """Log a round in flight that was trimmed, for example after its budget fell."""
+        plan = record.plan
+        what = (
+            f"trimmed to {plan.planned_w:,.1f} of {plan.site_budget_w:,.1f} W:"
+            f" {count_of(len(plan.in_other_mode), 'device')} in another mode, {len(plan.stopped):,} stopped"
+        )
+        _log.info(
+            "%s is %s",
+            self._fleet.flower.round_text(record.plan_id),
+            what,
+            extra=fields(run=record.run_id, round=record.number, planned_w=plan.planned_w, stopped=len(plan.stopped)),
+        )
+        self._event("round", what, run_id=record.run_id, round_=record.number)
+
+    def finished(self, record: RoundRecord) -> None:
+        """Log a round that Flower's server has finished."""
+        failed, late, observed_w = list(record.failed), list(record.late), record.observed_site_w
+        devices = count_of(len(record.plan.assignments), "device")
+        parts = [
+            f"{len(record.results) - len(failed):,} of {devices} trained",
+            f"{duration_text(record.wall_s)} ({duration_text(record.plan.duration_s)} planned)",
+        ]
+        if observed_w is not None:
+            parts.append(f"{observed_w:.1f} W ({record.plan.planned_w:.1f} W planned)")
+        if failed:
+            parts.append(f"failed: {first_few(failed)}")
+        if late:
+            parts.append(f"late: {first_few(late)}")
+        _log.log(
+            logging.WARNING if failed else logging.INFO,
+            "%s is finished: %s",
+            self._fleet.flower.round_text(record.plan_id),
+            ", ".join(parts),
+            extra=fields(
+                run=record.run_id,
+                round=record.number,
+                devices=len(record.plan.assignments),
+                failed=failed or None,
+                late=late or None,
+                wall_s=record.wall_s,
+                observed_w=observed_w,
+            ),
+        )
+        if failed:
+            text = f"{len(failed):,} of {count_of(len(record.results), 'training')} failed: {first_few(failed)}"
+            self._event("round", text, True, run_id=record.run_id, round_=record.number)
+
+    def unplanned(self, run_id: str, number: int) -> None:
+        """Log a round that trained without a plan."""
+        run_name = self._fleet.flower.name_of(run_id)
+        _log.warning("run %s trained round %d without a plan: no budget was kept", run_name, number)
+        self._event("round", "trained without a plan: no budget was kept", True, run_id=run_id, round_=number)
+
+    # --- budgets ------------------------------------------------------------------------------------------------
+
+    def budget_changed(self, change: BudgetChange) -> None:
+        """Record a change of a supply's budget, except for the readings of a query that answers."""
+        before, after = change.before, change.after
+        is_reading = before is not None and before.source == after.source == "query"
+        is_same = before is not None and (before.source, before.fallback) == (after.source, after.fallback)
+        if (before is None and not after.fallback) or (is_reading and is_same):
+            return
+        if is_same and before is not None and before.watts == after.watts:
+            return
+        self._event("budget", _budget_text(change), after.fallback, supply=change.supply, caller=change.caller)
+
+    # --- internal -----------------------------------------------------------------------------------------------
+
+    def _event(
+        self,
+        kind: str,
+        text: str,
+        needs_attention: bool = False,
+        at: datetime | None = None,
+        *,
+        round_: int = 0,
+        **concerns: Any,
+    ) -> None:
+        self.count += 1
+        self._save(
+            EventRecord(
+                secrets.token_hex(8),
+                at or self._now(),
+                kind,
+                text[:_LONGEST_TEXT],
+                needs_attention,
+                round=round_,
+                **concerns,
+            )
+        )
 
 
-def log_run_finished(run: RunRecord) -> None:
-    """Log how a run ended."""
-    has_failed = bool(run.error) and not is_stopped(run.error)
-    _log.log(
-        logging.WARNING if has_failed else logging.INFO,
-        "run %s %s",
-        run.run_id,
-        f"ended with an error: {run.error}" if has_failed else f"was {run.error}" if run.error else "is finished",
-        extra=fields(run=run.run_id, error=run.error or None),
-    )
+def _word_of(state: DeviceState) -> str:
+    is_fine = state in (DeviceState.ENROLLED, DeviceState.READY, DeviceState.TRAINING)
+    return "connected" if is_fine else state.value
 
 
-def log_cannot_plan(run_id: str, number: int, reason: str) -> None:
-    """Log why a round cannot be planned."""
-    _log.warning(
-        "round %d of run %s cannot be planned: %s", number, run_id, reason, extra=fields(run=run_id, round=number)
-    )
+def _named(run: RunRecord) -> str:
+    return run.name if run.name == run.run_id else f"{run.name} ({run.run_id})"
 
 
-def log_planned(record: RoundRecord) -> None:
-    """Log a round that was just planned."""
-    plan = record.plan
-    _log.info(
-        "round %s is planned: %s of %s, %.1f of %.1f W, %s",
-        record.plan_id,
-        count_of(len(plan.assignments), "device"),
-        f"{len(plan.decisions):,}",
-        plan.planned_w,
-        plan.site_budget_w,
-        duration_text(plan.duration_s),
-        extra=fields(
-            run=record.run_id,
-            round=record.number,
-            devices=len(plan.assignments),
-            considered=len(plan.decisions),
-            planned_w=plan.planned_w,
-            site_budget_w=plan.site_budget_w,
-            planned_s=plan.duration_s,
-        ),
-    )
-
-
-def log_trimmed(record: RoundRecord) -> None:
-    """Log a round in flight that was trimmed, for example after its budget fell."""
-    plan = record.plan
-    _log.info(
-        "round %s is trimmed to %.1f of %.1f W: %s in another mode, %s stopped",
-        record.plan_id,
-        plan.planned_w,
-        plan.site_budget_w,
-        count_of(len(plan.in_other_mode), "device"),
-        f"{len(plan.stopped):,}",
-        extra=fields(run=record.run_id, round=record.number, planned_w=plan.planned_w, stopped=len(plan.stopped)),
-    )
-
-
-def log_finished(record: RoundRecord) -> None:
-    """Log a round that Flower's server has finished."""
-    failed = [result.device_id for result in record.results if result.failure]
-    late = [result.device_id for result in record.results if result.late]
-    watts = record.observed_site_w
-    parts = [
-        f"{len(record.results) - len(failed):,} of {count_of(len(record.plan.assignments), 'device')} trained",
-        f"{duration_text(record.wall_s)} ({duration_text(record.plan.duration_s)} planned)",
-    ]
-    if watts is not None:
-        parts.append(f"{watts:.1f} W ({record.plan.planned_w:.1f} W planned)")
-    if failed:
-        parts.append(f"failed: {first_few(failed)}")
-    if late:
-        parts.append(f"late: {first_few(late)}")
-    _log.log(
-        logging.WARNING if failed else logging.INFO,
-        "round %s is finished: %s",
-        record.plan_id,
-        ", ".join(parts),
-        extra=fields(
-            run=record.run_id,
-            round=record.number,
-            devices=len(record.plan.assignments),
-            failed=failed or None,
-            late=late or None,
-            wall_s=record.wall_s,
-            observed_w=watts,
-        ),
-    )
+def _budget_text(change: BudgetChange) -> str:
+    before, after = change.before, change.after
+    now = watts(after.watts)
+    if before is None or before.watts == after.watts:
+        head = f"{now} in force"
+    else:
+        head = f"from {watts(before.watts)} to {now}"
+    if after.fallback:
+        return f"{head}: the fallback of its {after.source}, {after.reason}"
+    if after.source == "operator":
+        until = "" if change.until is None else f" until {change.until.astimezone():%Y-%m-%d %H:%M:%S}"
+        return f"{head}, set by the operator{until}"
+    if before is not None and before.source == "operator":
+        return f"{head}: the override {'was cleared' if change.caller else 'has ended'} ({after.source})"
+    if before is not None and before.fallback:
+        return f"{head}: its {after.source} has a value again"
+    return f"{head}: {after.source}, {after.reason}"

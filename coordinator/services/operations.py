@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
 from coordinator.errors import QuotaExceededError, UnknownRecordError
+from coordinator.identity.callers import certificate_of
 from coordinator.references import ServedReferences, check_published
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.audit import name_of_caller
+from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
 from coordinator.services.reference_uploads import ReferenceUploads
 from coordinator.services.round_planning import RoundPlanning
@@ -18,6 +21,7 @@ from coordinator.settings import SiteSettings
 from coordinator.state.identity_records import CertificateRecord
 from coordinator.state.leases import Leases
 from coordinator.state.names import require_name
+from coordinator.state.power_draw import MeasuredDraw
 from coordinator.state.preview import WhatIf
 from coordinator.state.records import DeviceOverrides, SupplyOverride
 from wattfleet.budgets import Override
@@ -26,16 +30,14 @@ from wattfleet.modes import Workload
 from wattfleet.planning import Selection
 from wattfleet.planning.policies import policy_named
 from wattfleet.prediction import Artefact
+from wattfleet_io.tasks import background_task, stop_tasks
 from wattfleet_proto.convert import plan_to_message, workload_from_message, workload_to_message
 from wattfleet_proto.device_state import DeviceState
-from wattfleet_proto.run_end import STOPPED
 from wattfleet_proto.session_limits import PROFILE_MODES
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, session_pb2
 
 if TYPE_CHECKING:
     from coordinator.reference_metadata import ReferenceMetadata
-
-_ENDED = f"{STOPPED}by an operator, who ended it"
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
@@ -53,6 +55,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         settings: SiteSettings = SiteSettings(),
         metadata: ReferenceMetadata | None = None,
         revoke: Callable[[Sequence[str]], Sequence[CertificateRecord]] = lambda device_ids: (),
+        events: EventLog | None = None,
     ) -> None:
         """Serve one fleet.
 
@@ -67,7 +70,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             settings: how long budgets may be overridden.
             metadata: the signed metadata of references; None if they are not signed.
             revoke: revokes the certificates of forgotten devices; returns the records to store.
+            events: the log of what happens to the fleet; None for one that stores nothing.
         """
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._fleet = repository.fleet
         self._planning = planning
@@ -80,14 +85,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._settings = settings
         self._signed = metadata
         self._revoke = revoke
+        self._deleting: set[asyncio.Task[None]] = set()
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PreviewPlanRequest, context: Any
     ) -> operator_pb2.PreviewPlanResponse:
         """Preview the next round."""
-        newest = next(reversed(self._fleet.flower.runs.values()), None)
-        is_new = newest is None or newest.finished or request.workload
-        run_id = request.run_id or ("" if newest is None or is_new else newest.run_id)
+        live = [run.run_id for run in self._fleet.flower.runs.values() if not run.finished]
+        run_id = request.run_id or ("" if request.workload or not live else live[-1])
         if request.run_id and request.workload:
             raise InvalidInputError("a run has its own workload: leave out --run or --workload")
         workload = Workload(request.workload) if request.workload else None
@@ -103,6 +108,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 operator_pb2.NotLookedAt(device_id=device_id, reason=reason)
                 for device_id, reason in sorted(preview.not_considered.items())
             ],
+            assumed_ended=preview.assumed_ended,
         )
 
     async def GetBudgets(  # noqa: N802 - named by the protocol
@@ -111,8 +117,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         """Report the status of every supply's budget."""
         names = self._fleet.operator.allowance.supplies.names
         reserved_w = self._fleet.draw.reserved_w()
+        await asyncio.sleep(0)  # sessions are answered between two passes over all devices
+        measured = self._fleet.measured_draw()
         return operator_pb2.GetBudgetsResponse(
-            supplies=[self._budget(name, self._budgets.status(name), reserved_w[name]) for name in names]
+            supplies=[
+                self._budget(name, self._budgets.status(name), reserved_w[name], measured[name]) for name in names
+            ]
         )
 
     async def SetBudget(  # noqa: N802 - named by the protocol
@@ -128,14 +138,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                     f" {_days(request.for_s)}"
                 )
             until = self._budgets.now + timedelta(seconds=request.for_s)
-        budget, trimmed = await self._override(request.supply, Override(request.watts, until))
+        budget, trimmed = await self._override(request.supply, Override(request.watts, until), context)
         return operator_pb2.SetBudgetResponse(budget=budget, trimmed_rounds=trimmed, told_devices=self._told_devices)
 
     async def ClearBudget(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ClearBudgetRequest, context: Any
     ) -> operator_pb2.ClearBudgetResponse:
         """Clear a supply's override, so that its configured source applies again."""
-        budget, trimmed = await self._override(request.supply, None)
+        budget, trimmed = await self._override(request.supply, None, context)
         return operator_pb2.ClearBudgetResponse(budget=budget, trimmed_rounds=trimmed, told_devices=self._told_devices)
 
     async def TagDevices(  # noqa: N802 - named by the protocol
@@ -200,24 +210,32 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         forgotten = self._fleet.forget(request.device_ids)
         device_ids = [each.device_id for each in forgotten]
         self._leases.forget(device_ids)
+        self._events.forgotten(device_ids, name_of_caller(context, certificate_of))
         await self._repository.save(*forgotten, *self._revoke(device_ids))
         return operator_pb2.ForgetDevicesResponse(device_ids=device_ids)
 
     async def DeleteRuns(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.DeleteRunsRequest, context: Any
     ) -> AsyncIterator[operator_pb2.DeleteRunsResponse]:
-        """Delete finished runs, or end and delete them."""
-        runs = [self._fleet.flower.run(run_id) for run_id in dict.fromkeys(request.run_ids)]
-        for run in runs:
-            if not request.end:
-                self._fleet.require_ended(run.run_id)
-        ended = self._fleet.flower.finish_runs([run.run_id for run in runs if not run.finished], _ENDED)
-        self._orders.send_due()  # trainings that have not begun are cancelled
-        await self._repository.save(*ended)
-        self._fleet.require_unused([run.run_id for run in runs])
-        for run in runs:
-            await self._repository.delete_run(run.run_id)
-            yield operator_pb2.DeleteRunsResponse(run_id=run.run_id)
+        """Delete finished runs, or end and delete them: all of them, or none on an error before the first change."""
+        run_ids = list(dict.fromkeys(request.run_ids))
+        await self._planning.require_deletable(run_ids, request.end)
+        caller = name_of_caller(context, certificate_of)
+        deleted: asyncio.Queue[str | None] = asyncio.Queue()
+        # It continues if the caller leaves.
+        work = background_task(
+            "delete runs", self._planning.delete_runs(run_ids, request.end, deleted.put_nowait, caller)
+        )
+        self._deleting.add(work)
+        work.add_done_callback(self._deleting.discard)
+        work.add_done_callback(lambda _: deleted.put_nowait(None))
+        while (run_id := await deleted.get()) is not None:
+            yield operator_pb2.DeleteRunsResponse(run_id=run_id)
+        await work
+
+    async def close(self) -> None:
+        """Stop deleting runs, because the coordinator stops."""
+        await stop_tasks(*self._deleting)
 
     async def ListReferences(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ListReferencesRequest, context: Any
@@ -320,20 +338,25 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             )
         return self._signed
 
-    async def _override(self, supply: str, override: Override | None) -> tuple[operator_pb2.SupplyBudget, int]:
+    async def _override(
+        self, supply: str, override: Override | None, context: Any
+    ) -> tuple[operator_pb2.SupplyBudget, int]:
         """Put an override in force; return the budget's status, and how many rounds in flight were trimmed."""
         rounds = self._fleet.rounds
         unfinished = [record for record in rounds.records.values() if record.wall_s is None]
-        status = self._budgets.override(supply, override)
+        status = self._budgets.override(supply, override, name_of_caller(context, certificate_of))
         trimmed = sum(rounds.records[record.plan_id] is not record for record in unfinished)
         await self._repository.save(SupplyOverride(supply, override))
-        return self._budget(supply, status, self._fleet.draw.reserved_w()[supply]), trimmed
+        reserved_w, measured = self._fleet.draw.reserved_w(), self._fleet.measured_draw()
+        return self._budget(supply, status, reserved_w[supply], measured[supply]), trimmed
 
     @property
     def _told_devices(self) -> int:
         return self._fleet.rounds.grants.lowered_count
 
-    def _budget(self, supply: str, status: BudgetStatus, reserved_w: float) -> operator_pb2.SupplyBudget:
+    def _budget(
+        self, supply: str, status: BudgetStatus, reserved_w: float, measured: MeasuredDraw
+    ) -> operator_pb2.SupplyBudget:
         in_force, override = status.in_force, status.override
         until = None if override is None else override.until
         return operator_pb2.SupplyBudget(
@@ -346,6 +369,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             since_unix_s=status.since.timestamp(),
             until_unix_s=None if until is None else until.timestamp(),
             set_aside_w=reserved_w,
+            drawn_w=measured.drawn_w,
+            devices=measured.devices,
+            measured_devices=measured.measured,
         )
 
 
@@ -371,6 +397,6 @@ def _what_if(request: operator_pb2.PreviewPlanRequest) -> WhatIf:
     if not request.policy and (clients is not None or deadline_s is not None):
         raise InvalidInputError("a number of devices or a deadline is an option of a policy: name the policy as well")
     return WhatIf(
-        request.site_budget_w if request.HasField("site_budget_w") else None,
+        dict(request.budgets_w),
         policy_named(request.policy, count=clients, deadline_s=deadline_s) if request.policy else None,
     )

@@ -262,7 +262,8 @@ class Orders:
         changed, first = self._fleet.rounds.grants.due()
         self._changed.update((each, None) for each in changed if each in self._streams)
         self._first.update((each, None) for each in first if each in self._streams)
-        if self._sending is None or self._sending.done():
+        is_sending = self._sending is not None and not self._sending.done()
+        if (self._changed or self._first) and not is_sending:
             self._sending = background_task("send grants", self._send_in_steps())
 
     async def close(self) -> None:

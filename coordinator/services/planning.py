@@ -12,11 +12,11 @@ from typing import Any
 from coordinator.errors import UnknownRecordError
 from coordinator.identity.callers import peer_of
 from coordinator.repository.repository import FleetRepository
-from coordinator.services.event_log import log_finished, log_run_finished, log_run_started
+from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import RoundSettings
-from coordinator.state.names import require_metrics, require_name
+from coordinator.state.names import default_run_name, require_metrics, require_name
 from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of, run_of
 from coordinator.state.rounds.unplanned import reported
 from wattfleet.errors import InvalidInputError, first_few
@@ -29,6 +29,7 @@ from wattfleet_proto.convert import (
     workload_from_message,
 )
 from wattfleet_proto.message_sizes import MAX_ROUNDS
+from wattfleet_proto.run_names import require_labels, require_run_name
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         orders: Orders,
         now: Callable[[], datetime] = utc_now,
         settings: RoundSettings = RoundSettings(),
+        events: EventLog | None = None,
     ) -> None:
         """Serve one fleet.
 
@@ -55,7 +57,9 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             orders: sends devices their grants.
             now: returns the date and time, with a UTC offset.
             settings: how many runs may exist.
+            events: the log of what happens to the fleet; None for one that stores nothing.
         """
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._flower = repository.fleet.flower
         self._operator = repository.fleet.operator
@@ -73,16 +77,27 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         require_name("a run's id", request.run_id)
         require_name("a strategy's name", request.strategy)
         _require_round(request.rounds)
+        if request.name:
+            require_run_name(request.name)
+        require_labels(request.labels)
         workload = workload_from_message(request.workload) if request.HasField("workload") else None
         self._flower.require_room(request.run_id, self._max_live_runs)
+        known = self._flower.runs.get(request.run_id)
         started = self._flower.start_run(
-            request.run_id, request.strategy, request.rounds, request.run_token, workload, peer_of(context)
+            request.run_id,
+            request.strategy,
+            request.rounds,
+            request.run_token,
+            workload,
+            peer_of(context),
+            request.name or default_run_name(request.app, self._now()),
+            request.labels,
         )
         await self._repository.save(started)
         self._planning.run_started(request.run_id)
-        log_run_started(started)
+        self._events.run_started(started, is_new=known is None or known.finished)
         self._orders.announce_workloads()
-        return planning_pb2.StartRunResponse()
+        return planning_pb2.StartRunResponse(name=started.name)
 
     async def ResolveNodes(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.ResolveNodesRequest, context: Any
@@ -189,7 +204,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         finished = self._rounds.finish(request.plan_id, results, request.wall_s)
         self._flower.end_measuring(run_of(request.plan_id))
         if is_first:
-            log_finished(finished)
+            self._events.finished(finished)
         self._orders.send_due()  # trainings that have not begun are cancelled
         await self._repository.save(finished)
         return planning_pb2.FinishRoundResponse()
@@ -208,7 +223,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             _log_implausible(plan_id_of(run_id, number), results, [message.result for message in request.results])
             await self._repository.save(record)
             self._unplanned.stored(record)
-            _log.warning("run %s trained round %d without a plan: no budget was kept", run_id, number)
+            self._events.unplanned(run_id, number)
         return planning_pb2.ReportUnplannedRoundResponse()
 
     async def ReportMetrics(  # noqa: N802 - named by the protocol
@@ -230,11 +245,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     ) -> planning_pb2.FinishRunResponse:
         """Finish a Flower run."""
         self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
-        finished = self._flower.finish_run(request.run_id, request.error)
-        self._planning.run_finished(request.run_id)
-        log_run_finished(finished)
-        self._orders.send_due()
-        await self._repository.save(finished)
+        await self._planning.finish_runs([request.run_id], request.error)
         return planning_pb2.FinishRunResponse()
 
     def _exclusions(self, devices: Mapping[int, str]) -> list[planning_pb2.NodeExclusion]:

@@ -1,16 +1,16 @@
-"""Plans and previews rounds while the fleet changes, one at a time, each in its own thread."""
+"""Plans and previews rounds while the fleet changes, one at a time, each in its own thread; ends and deletes runs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from coordinator.errors import FleetReturningError, NoDevicesError
+from coordinator.errors import FleetReturningError, NoDevicesError, UnknownRecordError
 from coordinator.repository.repository import FleetRepository
 from coordinator.service_figures import ServiceFigures, timed
-from coordinator.services.event_log import log_cannot_plan, log_planned
+from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
 from coordinator.settings import RoundSettings
 from coordinator.state.fleet import Fleet
@@ -23,6 +23,7 @@ from coordinator.state.rounds.request import RoundRequest
 from wattfleet.errors import InfeasibleBudgetError, NoCandidatesError
 from wattfleet.modes import Workload
 from wattfleet.planning import EpochChoice, require_epochs
+from wattfleet_proto.run_end import STOPPED
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,9 @@ _FRONTS_POLL_S = 0.02
 _MEASURING_ENDS_S = 10.0
 """Seconds that a plan waits for devices that measure. An app that reports its minibatches ends after the current one.
 """
+
+_RELEASE_POLL_S = 0.1
+_ENDED = f"{STOPPED}by an operator, who ended it"
 
 _STARTING_S = 30.0
 """Seconds after the start of a run in which its plans wait for fronts; later, devices without one are left out."""
@@ -50,6 +54,7 @@ class RoundPlanning:
         settings: RoundSettings = RoundSettings(),
         figures: ServiceFigures | None = None,
         profile_modes: int = 50,
+        events: EventLog | None = None,
     ) -> None:
         """Plan for one fleet.
 
@@ -62,8 +67,10 @@ class RoundPlanning:
                 s more.
             figures: records how long the computation of plans takes.
             profile_modes: number of modes of a workload that each device should measure.
+            events: the log of what happens to the fleet; None for one that stores nothing.
         """
         self._profile_modes = profile_modes
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._fleet = repository.fleet
         self._leases = leases
@@ -73,6 +80,7 @@ class RoundPlanning:
         self._figures = figures or ServiceFigures()
         self._fronts_until_s: dict[str, float] = {}
         self._refusals: dict[str, str] = {}
+        self._deleting: set[str] = set()
         self._lock = asyncio.Lock()
         self._abandon_overdue(self._fleet)
 
@@ -137,7 +145,7 @@ class RoundPlanning:
                 plan = await asyncio.to_thread(request.planned)
                 if not plan.assignments:
                     return "", plan, request.nodes
-                if not self._fleet.exceeds_budget(run_id, plan.assignments):
+                if not self._fleet.is_outdated(run_id, plan.assignments):
                     break
             else:
                 raise NoDevicesError("the fleet changes faster than measurements can be planned: try again")
@@ -154,10 +162,86 @@ class RoundPlanning:
         """Make the plans of a run that has just started wait for the devices' fronts for its workload."""
         self._fronts_until_s[run_id] = self._now_s() + _STARTING_S
 
-    def run_finished(self, run_id: str) -> None:
-        """Forget a run, because it plans no more rounds."""
-        self._fronts_until_s.pop(run_id, None)
-        self._refusals.pop(run_id, None)
+    async def finish_runs(self, run_ids: Collection[str], error: str, caller: str = "") -> None:
+        """End runs, release their devices, and store it.
+
+        Args:
+            run_ids: the runs.
+            error: why they ended; empty if they finished as planned.
+            caller: the operator who ended them; empty for their app.
+
+        Raises:
+            UnknownRecordError: one of them never started; none is ended.
+            StoreUnavailableError: the runs have ended, and are stored later.
+        """
+        live = {run_id for run_id in run_ids if not self._fleet.flower.run(run_id).finished}
+        finished = self._fleet.flower.finish_runs(run_ids, error)
+        for run in finished:
+            self._fronts_until_s.pop(run.run_id, None)
+            self._refusals.pop(run.run_id, None)
+            self._events.run_finished(run, run.run_id in live, caller)
+        self._orders.send_due()  # trainings that have not begun are cancelled
+        await self._repository.save(*finished)
+
+    async def require_deletable(self, run_ids: Collection[str], end: bool) -> None:
+        """Check that `delete_runs` can do all that is asked; nothing changes.
+
+        Raises:
+            UnknownRecordError: a run never started.
+            StillInUseError: a run has not ended; or its rounds hold watts for devices that train, or that cannot be
+                reached.
+            StoreUnavailableError: nothing can be stored or deleted now.
+        """
+        await self._repository.save(*map(self._fleet.flower.run, run_ids))
+        if end:
+            self._fleet.require_stoppable(run_ids)
+            return
+        for run_id in run_ids:
+            self._fleet.require_ended(run_id)
+        self._fleet.require_unused(run_ids)
+
+    async def delete_runs(
+        self, run_ids: Collection[str], end: bool, deleted: Callable[[str], None], caller: str = ""
+    ) -> None:
+        """Delete runs that `require_deletable` has accepted.
+
+        Args:
+            run_ids: the runs.
+            end: end those that are running, and stop their trainings. Each run is deleted once its devices have
+                confirmed this, or once their grants have lapsed.
+            deleted: called with the id of each deleted run.
+            caller: the operator who deletes them.
+
+        Raises:
+            StillInUseError: without `end`, another round of a run was planned meanwhile.
+            StoreUnavailableError: the next run could not be deleted completely.
+        """
+        if end:
+            live = [run_id for run_id in run_ids if not self._fleet.flower.run(run_id).finished]
+            await self.finish_runs(live, _ENDED, caller)
+            self._fleet.rounds.grants.stop_runs(run_ids)
+            self._orders.send_due()
+        for run_id in run_ids:
+            while not await self._is_released(run_id, end):
+                await asyncio.sleep(_RELEASE_POLL_S)
+            try:
+                await self._repository.delete_run(run_id)
+            finally:
+                self._deleting.discard(run_id)
+            deleted(run_id)
+
+    async def _is_released(self, run_id: str, end: bool) -> bool:
+        """Whether no round of a run holds watts; if so, no more rounds of it are planned."""
+        async with self._lock:  # not while a round of it is planned
+            if end:
+                self._fleet.rounds.grants.stop_runs([run_id])  # its app may have had another round planned
+                self._orders.send_due()
+                if run_id in self._fleet.held_by_runs():
+                    return False
+            else:
+                self._fleet.require_unused([run_id])
+            self._deleting.add(run_id)
+            return True
 
     async def predict(self, run_id: str, node_ids: Sequence[int], epochs: float) -> list[NodePrediction]:
         """Predict the next round of a run on each node.
@@ -209,6 +293,8 @@ class RoundPlanning:
     async def _plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice) -> None:
         if self._fleet.flower.is_planned(run_id, number):
             return  # by a concurrent request for the same round
+        if run_id in self._deleting:
+            raise UnknownRecordError(f"unknown run {run_id!r}: it is being deleted")
         # The round is loaded already, unless plans of many runs were requested meanwhile.
         await self._repository.load_history(run_id)
         self._prepare(self._fleet, node_ids)
@@ -221,8 +307,8 @@ class RoundPlanning:
                 )
             # Another reference may have been pinned meanwhile, so that devices reconnect.
             self._require_connected(self._fleet, node_ids)
-            # Grant nothing that now exceeds a budget: meanwhile, budgets may fall and devices begin to profile.
-            if not self._fleet.exceeds_budget(run_id, record.plan.assignments):
+            # Meanwhile, budgets may fall, and devices may begin to profile or be forgotten.
+            if not self._fleet.is_outdated(run_id, record.plan.assignments):
                 break
         else:
             raise NoDevicesError("the fleet changes faster than a round can be planned: try again")
@@ -231,7 +317,7 @@ class RoundPlanning:
         self._fleet.rounds.grants.pending.hold_back(record.plan_id)  # until it is stored
         self._fleet.rounds.since_s[record.plan_id] = self._now_s()
         self._refusals.pop(run_id, None)
-        log_planned(record)
+        self._events.planned(record)
 
     @staticmethod
     def _planned(
@@ -244,7 +330,7 @@ class RoundPlanning:
         """Log once why a round cannot be planned; the Flower server repeats its request until it can be."""
         if self._refusals.get(run_id) != reason:
             self._refusals[run_id] = reason
-            log_cannot_plan(run_id, number, reason)
+            self._events.cannot_plan(run_id, number, reason)
 
     async def _await_fronts(self, run_id: str, node_ids: Sequence[int]) -> None:
         """Wait briefly for the devices' fronts for a workload that was just announced to them.
@@ -317,12 +403,12 @@ class RoundPlanning:
         These are rounds that it never finished, and late trainings of finished rounds.
         """
         now_s = self._now_s()
-        records = fleet.rounds.in_flight()
-        in_flight = {record.plan_id: record.plan for record in records}
+        records = fleet.rounds.awaited()
+        plans = {record.plan_id: record.plan for record in records}
         finished = {record.plan_id for record in records if record.wall_s is not None}
-        since_s = {plan_id: fleet.rounds.since_s.get(plan_id, now_s) for plan_id in in_flight}
+        since_s = {plan_id: fleet.rounds.since_s.get(plan_id, now_s) for plan_id in plans}
         fleet.rounds.since_s = since_s.copy()
-        for plan_id, plan in in_flight.items():
+        for plan_id, plan in plans.items():
             planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
             if any(each.is_length_assumed for each in plan.assignments):
                 planned_s = max(planned_s, fleet.rounds.grants.longest_unknown_s / self._settings.overdue_factor)

@@ -17,7 +17,7 @@ from coordinator.identity.certified_device import require_own
 from coordinator.references import ServedReferences
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.device_reports import DeviceReports
-from coordinator.services.event_log import log_connected, log_offline
+from coordinator.services.event_log import EventLog
 from coordinator.services.live_sessions import LiveSessions
 from coordinator.services.orders import Orders, ResponseStream
 from coordinator.services.peer_quotas import host_of
@@ -67,6 +67,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         peers: PeerSettings = PeerSettings(),
         metadata: ReferenceMetadata | None = None,
         has_certificate: Callable[[str], bool] = lambda device_id: False,
+        events: EventLog | None = None,
     ) -> None:
         """Serve one fleet.
 
@@ -82,7 +83,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             peers: the limits on the messages of one session.
             metadata: the signed metadata of references; None if they are not signed.
             has_certificate: returns whether the device with an id has a valid certificate.
+            events: the log of what happens to the fleet; None for one that stores nothing.
         """
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._fleet = repository.fleet
         self._leases = leases
@@ -96,7 +99,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._peers = peers
         self._metadata = metadata
         self._has_certificate = has_certificate
-        self._reports = DeviceReports(repository, orders, state_times, now_s)
+        self._reports = DeviceReports(repository, orders, state_times, now_s, self._events)
         self._live = LiveSessions()
         self._is_closing = False
 
@@ -171,6 +174,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         connected = self._fleet.agents.connect(
             hello.device_id, hello.board, provenance, hello.mode_count, knows_workloads
         )
+        self._fleet.rounds.grants.greeted(hello.device_id)
         if is_new:
             self._enrolments.add(connection, host_of(connection))
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s(), is_proven)
@@ -184,7 +188,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             )
         self._live.begin(lease)
         self._state_times.note(connected)
-        log_connected(connected)
+        self._events.connected(connected)
         # A Welcome acknowledges nothing that must be on disk, so agents can connect while the disk is full.
         self._repository.save_soon(connected)
         return lease
@@ -288,7 +292,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._repository.save_soon(disconnected)
             self._fleet.duties.report(lease.device_id, None)
             self._state_times.note(disconnected)
-            log_offline(disconnected)
+            self._events.disconnected(disconnected, is_expected_back=lease.is_reconnecting)
             self._fleet.samples.forget([lease.device_id])
             self._fleet.presets.forget([lease.device_id])
 
@@ -312,6 +316,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 _log.warning("%d devices did not reconnect and are no longer expected", len(missing))
                 # Store them as offline, so that the next start does not wait for them again.
                 self._repository.save_soon(*map(self._fleet.agents.get, missing))
+                self._events.missing(missing)
+            self._events.check()
             for lease in self._leases.expired(self._now_s()):
                 self._live.end(lease, grpc.StatusCode.DEADLINE_EXCEEDED, f"{lease.device_id}: its lease has expired")
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.repository.repository import FleetRepository
-from coordinator.services.event_log import log_trimmed
+from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
 from coordinator.settings import SiteSettings
 from coordinator.state.records import RoundRecord
@@ -26,6 +26,7 @@ class Trimmer:
         orders: Orders,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         settings: SiteSettings = SiteSettings(),
+        events: EventLog | None = None,
     ) -> None:
         """Trim one fleet's rounds.
 
@@ -34,7 +35,9 @@ class Trimmer:
             orders: sends orders to devices.
             sleep: waits for the given seconds.
             settings: the time between two checks, so that a fleet that reconnects at once is trimmed only once.
+            events: the log of what happens to the fleet; None for one that stores nothing.
         """
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._orders = orders
         self._sleep = sleep
@@ -45,7 +48,7 @@ class Trimmer:
         self._put_in_force(self._repository.fleet.set_budget(supply, in_force))
 
     async def watch(self) -> None:
-        """End grants that have lapsed, and trim whenever a trim is due, until cancelled."""
+        """End grants that have lapsed, and trim whatever has come to exceed its budget, until cancelled."""
         is_failing = False
         while True:
             await self._sleep(self._check_s)
@@ -53,8 +56,6 @@ class Trimmer:
             try:
                 if lapsed := fleet.check_grants():
                     _log.warning("the grants of devices without contact have lapsed: %s", first_few(lapsed))
-                if not fleet.rounds.is_trim_due:
-                    continue
                 self._put_in_force(fleet.trim())
                 is_failing = False
             except Exception:
@@ -65,6 +66,7 @@ class Trimmer:
 
     def _put_in_force(self, trimmed: Sequence[RoundRecord]) -> None:
         self._orders.send_due()  # before anything is stored, because the budget has changed already
-        self._repository.save_soon(*trimmed)
+        if trimmed:
+            self._repository.save_soon(*trimmed)
         for record in trimmed:
-            log_trimmed(record)
+            self._events.trimmed(record)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from itertools import islice
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from coordinator.display.event_words import EVENT_KINDS
 from coordinator.errors import UnknownRecordError
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.event_log import EventLog
 from coordinator.services.state_times import StateTimes
+from coordinator.state.event_records import MAX_EVENTS, EventFilter, EventRecord
 from coordinator.state.known_workloads import KnownWorkload, known_workloads
-from coordinator.state.names import MAX_METRICS
+from coordinator.state.names import MAX_METRICS, abbreviate
 from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord, UnplannedRound, plan_id_of
 from coordinator.state.workload_fronts import UsualLengths, WorkloadFront
 from coordinator.store.times import OF_DEVICES, OF_NODES, OF_RUNS, Times, of_rounds
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import require_workload_name
-from wattfleet.planning import RoundPlan
+from wattfleet.planning import PredictionError, RoundPlan
 from wattfleet_proto.convert import (
     board_sample_to_message,
     front_to_message,
@@ -40,18 +44,21 @@ _DEVICES_IN_A_MESSAGE = 100
 _RUNS_IN_A_MESSAGE = 100
 _WORKLOADS_IN_A_MESSAGE = 100
 _NODES_IN_A_MESSAGE = 500
+_EVENTS_IN_A_MESSAGE = 500
 
 
 class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     """Translates the fleet into messages for display."""
 
-    def __init__(self, repository: FleetRepository, times: StateTimes) -> None:
+    def __init__(self, repository: FleetRepository, times: StateTimes, events: EventLog | None = None) -> None:
         """Show one fleet.
 
         Args:
             repository: the fleet and its store.
             times: records since when devices are in their states.
+            events: the log of what happens to the fleet; None for one that stores nothing.
         """
+        self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._fleet = repository.fleet
         self._state_times = times
@@ -61,7 +68,9 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     ) -> view_pb2.GetFleetResponse:
         """Report the properties of the whole fleet."""
         return view_pb2.GetFleetResponse(
-            site_budget_w=self._fleet.operator.site_budget_w, policy=self._fleet.flower.policy.name
+            site_budget_w=self._fleet.operator.site_budget_w,
+            policy=self._fleet.flower.policy.name,
+            event_count=self._events.count,
         )
 
     async def ListDevices(  # noqa: N802 - named by the protocol
@@ -157,6 +166,43 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             async for view in self._unplanned_view(number, request):
                 yield view
 
+    async def ListEvents(  # noqa: N802 - named by the protocol
+        self, request: view_pb2.ListEventsRequest, context: Any
+    ) -> AsyncIterator[view_pb2.ListEventsResponse]:
+        """List what happened, newest first."""
+        found = await self._repository.events(self._event_filter(request))
+        for begin in range(0, len(found), _EVENTS_IN_A_MESSAGE):
+            yield view_pb2.ListEventsResponse(events=map(_event, found[begin : begin + _EVENTS_IN_A_MESSAGE]))
+
+    def _event_filter(self, request: view_pb2.ListEventsRequest) -> EventFilter:
+        """Convert a request.
+
+        Raises:
+            InvalidInputError: a kind or the supply does not exist, or the time is not valid.
+        """
+        for kind in request.kinds:
+            if kind not in EVENT_KINDS:
+                raise InvalidInputError(f"unknown kind of event {abbreviate(kind)}: use {', '.join(EVENT_KINDS)}")
+        supplies = self._fleet.operator.allowance.supplies
+        if request.supply and request.supply not in supplies.names:
+            raise InvalidInputError(
+                f"unknown supply {abbreviate(request.supply)}: use one of {', '.join(supplies.names)}"
+            )
+        since = None
+        if request.HasField("since_unix_s"):
+            try:
+                since = datetime.fromtimestamp(request.since_unix_s, timezone.utc)
+            except (OverflowError, OSError, ValueError):
+                raise InvalidInputError(f"{request.since_unix_s:g} is not a valid time: change --since") from None
+        return EventFilter(
+            tuple(request.kinds),
+            request.device_id,
+            request.run_id,
+            supplies.behind(request.supply) if request.supply else None,
+            since,
+            min(request.limit or MAX_EVENTS, MAX_EVENTS),
+        )
+
     async def _one_round(self, request: view_pb2.StreamRoundsRequest, times: Mapping[str, Times]) -> view_pb2.RoundView:
         """Get one round of a run, with or without a plan.
 
@@ -172,9 +218,9 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         try:
             record = self._fleet.rounds.get(plan_id)
         except UnknownRecordError:
+            name = self._fleet.flower.name_of(run_id)
             raise UnknownRecordError(
-                f"run {run_id} has no round {number}: list its rounds with `wattfleet coordinator rounds --run"
-                f" {run_id}`"
+                f"run {name} has no round {number}: list its rounds with `wattfleet coordinator rounds --run {name}`"
             ) from None
         workload = self._fleet.flower.workload_of(run_id)
         if request.device_id:
@@ -217,6 +263,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             front=front_to_message(known.front) if known is not None and request.with_fronts else None,
             reference_digest="" if known is None else known.reference_digest,
             fastest_epoch_s=None if known is None else _fastest_epoch_s(known, record, lengths, rules.limit_w),
+            epoch_length_assumed=known is not None and known.is_length_assumed,
             workload=request.workload or ("" if known is None else known.name),
             workloads=[
                 self._device_workload(record, each, lengths, rules.limit_w)
@@ -249,6 +296,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             observed_run_id=observed_run_id,
             observed_round=newest.observed_numbers.get(record.device_id, 0),
             is_observed_run_live=observed_run is not None and not observed_run.finished,
+            prediction_errors=_errors(self._fleet.agents.claims.errors_of(record.device_id, request.workload or None)),
         )
 
     def _device_workload(
@@ -283,6 +331,37 @@ def _fastest_epoch_s(
     return float(front.one_epoch_s[allowed].min()) if allowed.any() else None
 
 
+def _event(event: EventRecord) -> view_pb2.FleetEvent:
+    return view_pb2.FleetEvent(
+        event_id=event.event_id,
+        at_unix_s=event.at.timestamp(),
+        kind=event.kind,
+        text=event.text,
+        needs_attention=event.needs_attention,
+        device_id=event.device_id,
+        run_id=event.run_id,
+        round=event.round,
+        supply=event.supply,
+        caller=event.caller,
+    )
+
+
+def _errors(errors: Sequence[PredictionError]) -> view_pb2.PredictionErrors | None:
+    if not errors:
+        return None
+    times = [each.time_ratio for each in errors if each.time_ratio is not None]
+    powers = [each.power_ratio for each in errors]
+    return view_pb2.PredictionErrors(
+        trainings=len(errors),
+        least_time_ratio=min(times, default=None),
+        most_time_ratio=max(times, default=None),
+        least_power_ratio=min(powers),
+        most_power_ratio=max(powers),
+        last_time_ratio=errors[-1].time_ratio,
+        last_power_ratio=errors[-1].power_ratio,
+    )
+
+
 def _run_view(run: RunRecord, times: Times) -> view_pb2.RunView:
     return view_pb2.RunView(
         run_id=run.run_id,
@@ -294,6 +373,8 @@ def _run_view(run: RunRecord, times: Times) -> view_pb2.RunView:
         started_unix_s=times.first_unix_s,
         finished_unix_s=times.last_unix_s,
         workload=workload_to_message(run.workload),
+        name=run.name,
+        labels=run.labels,
     )
 
 
@@ -357,8 +438,7 @@ def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: 
         wall_s=record.wall_s,
         observed_site_w=record.observed_site_w,
         observed_duration_s=record.observed_duration_s,
-        training_j=record.observed_training_j,
-        observed_j=record.observed_so_far_j,
+        training_j=record.training_j,
         observed_count=len(record.observations),
         results=[_result(result) for result in record.results if with_devices],
         device_count=len(record.plan.original.assignments),

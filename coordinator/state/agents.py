@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import sys
@@ -14,7 +13,6 @@ from coordinator.state.claims import Claims
 from coordinator.state.names import abbreviate, require_name
 from coordinator.state.placement import Placement
 from coordinator.state.records import LONGEST_TEXT, DeviceRecord
-from coordinator.state.rounds.ledger import RoundLedger
 from coordinator.state.workload_fronts import EVERY_WORKLOAD, UsualLengths, WorkloadFront
 from wattfleet.choosing import Front
 from wattfleet.errors import ImplausibleError, InvalidInputError
@@ -37,7 +35,6 @@ class Agents:
         self,
         devices: Sequence[DeviceRecord],
         placement: Placement,
-        rounds: RoundLedger,
         claims: Claims,
         max_workloads: int = 32,
     ) -> None:
@@ -46,7 +43,6 @@ class Agents:
         Args:
             devices: known devices.
             placement: the supply that each device is behind.
-            rounds: all rounds; devices report on them.
             claims: checks what devices report.
             max_workloads: the most workloads per device whose fronts are kept.
         """
@@ -55,7 +51,6 @@ class Agents:
         # A device that loses its session goes on measuring.
         self._profiling = {each.device_id for each in devices if each.state is DeviceState.PROFILING}
         self._placement = placement
-        self._rounds = rounds
         self._max_workloads = max_workloads
         self.claims = claims
         for record in devices:  # an earlier version may have stored fronts that this one refuses
@@ -79,15 +74,6 @@ class Agents:
     def is_profiling(self, device_id: str) -> bool:
         """Whether a device was measuring its power modes at its last report."""
         return device_id in self._profiling
-
-    def copy(self, rounds: RoundLedger) -> Agents:
-        """An independent copy with other rounds."""
-        copied = copy.copy(self)
-        copied.devices, copied._connected = self.devices.copy(), self._connected.copy()  # noqa: SLF001 - an instance of this class
-        copied._profiling = self._profiling.copy()  # noqa: SLF001
-        copied._rounds = rounds  # noqa: SLF001
-        copied.claims = self.claims.copy()
-        return copied
 
     def usual_lengths(self) -> UsualLengths:
         """The epoch lengths assumed for devices that do not know their own, from the fronts that devices have now."""
@@ -132,7 +118,6 @@ class Agents:
             )
         self._placement.supply_of(device_id)  # refuse a misplaced device here, not when a round is planned
         self._connected.add(device_id)
-        self._rounds.is_trim_due = True
         record = known or DeviceRecord(device_id, board, provenance, mode_count)
         if names_workloads:
             record = self._without_front(record, EVERY_WORKLOAD)
@@ -141,16 +126,19 @@ class Agents:
     def disconnect(self, device_id: str) -> DeviceRecord:
         """End a device's session."""
         self._connected.discard(device_id)
-        self._rounds.is_trim_due = True  # it may not have received its last order
         return self._put(replace(self.get(device_id), state=DeviceState.OFFLINE, detail=""))
 
     def report_state(self, device_id: str, state: DeviceState, profiled_modes: int, detail: str) -> DeviceRecord:
         """Record what a device reports that it is doing."""
         detail = detail[:LONGEST_TEXT]
         before = self.get(device_id)
-        self._rounds.is_trim_due |= state is DeviceState.PROFILING and before.state is not state
         (self._profiling.add if state is DeviceState.PROFILING else self._profiling.discard)(device_id)
         return self._put(replace(before, state=state, profiled_modes=profiled_modes, detail=detail))
+
+    def assume_ready(self, device_id: str) -> None:
+        """In a copy for a preview, assume that a device that trains is ready for the next round."""
+        if (device := self.devices[device_id]).state is DeviceState.TRAINING:
+            self._put(replace(device, state=DeviceState.READY))
 
     def report_front(
         self,
@@ -210,7 +198,6 @@ class Agents:
             after = replace(after, profiled_modes=profiled_modes)
         if after == before:
             return before
-        self._rounds.is_trim_due = True
         return self._put(after)
 
     def report_no_front(
@@ -241,7 +228,6 @@ class Agents:
         self.claims.require_plausible_front(self.get(device_id), None, idle_w, is_idle_with_duty)
         after = replace(self._without_front(self.get(device_id), workload), idle_w=idle_w)
         self.claims.front_refused(device_id, workload, reason[:LONGEST_TEXT])
-        self._rounds.is_trim_due = True
         return self._put(after)
 
     def remove_workload(self, device_id: str, workload: str) -> DeviceRecord:
@@ -258,6 +244,7 @@ class Agents:
         for device_id in device_ids:
             del self.devices[device_id]
             self._profiling.discard(device_id)
+        self.claims.forget_devices(device_ids)
 
     def refuse_front(self, device_id: str, reason: str, workload: str = EVERY_WORKLOAD) -> DeviceRecord:
         """Leave a device out of a workload's new rounds until it reports a plausible front.

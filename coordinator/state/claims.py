@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from coordinator.settings import ClaimSettings
@@ -12,8 +11,10 @@ from coordinator.state.workload_fronts import EVERY_WORKLOAD
 from wattfleet.choosing import Front
 from wattfleet.planning import (
     PowerRange,
+    PredictionError,
     Trust,
     contradiction_of,
+    prediction_error,
     require_plausible_observation,
     require_plausible_power,
 )
@@ -39,12 +40,6 @@ class Claims:
         self._refused: dict[str, Mapping[str, str]] = {}
         self._trust: dict[str, Mapping[str, Trust]] = {}
 
-    def copy(self) -> Claims:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied._refused, copied._trust = self._refused.copy(), self._trust.copy()  # noqa: SLF001 - of this class
-        return copied
-
     def trust_of(self, device_id: str, workload: str | None = None) -> float | None:
         """A device's trust: 1 if no recent prediction was contradicted, down to 0; None before an observed training.
 
@@ -55,6 +50,17 @@ class Claims:
         of_device = self._trust.get(device_id, {})
         shares = [trust.share for name, trust in of_device.items() if workload in (None, name)]
         return min(shares, default=None)
+
+    def errors_of(self, device_id: str, workload: str | None = None) -> Sequence[PredictionError]:
+        """How far a device's latest trainings were from its predictions, oldest first.
+
+        Args:
+            device_id: the device.
+            workload: the workload in question; None for the one that it trained last.
+        """
+        of_device = self._trust.get(device_id, {})
+        name = next(reversed(list(of_device)), "") if workload is None else workload
+        return of_device[name].errors if name in of_device else ()
 
     def exclusion_reason(self, device: DeviceRecord, workload: str | None = None) -> str | None:
         """Why a device is left out of rounds because of its claims; None if it may be selected.
@@ -110,6 +116,12 @@ class Claims:
         _drop(self._refused, device_id, workloads)
         _drop(self._trust, device_id, workloads)
 
+    def forget_devices(self, device_ids: Collection[str]) -> None:
+        """Forget all claims of the given devices."""
+        for device_id in device_ids:
+            self._refused.pop(device_id, None)
+            self._trust.pop(device_id, None)
+
     def require_plausible_observation(self, device: DeviceRecord, epoch_s: float, power_w: float) -> None:
         """Check an observation against the kind of board.
 
@@ -134,9 +146,10 @@ class Claims:
         first = record.plan.original.assignment_of(device.device_id)
         if assignment is None or first is None or assignment.mode != first.mode:
             return
-        contradiction = contradiction_of(assignment, seen.epoch_s, seen.power_w, seen.beside_duty)
+        observed = (seen.epoch_s, seen.power_w, seen.beside_duty)
         trust = self._trust.get(device.device_id, {}).get(workload, Trust())
-        _put(self._trust, device.device_id, workload, trust.after(contradiction))
+        after = trust.after(contradiction_of(assignment, *observed), prediction_error(assignment, *observed))
+        _put(self._trust, device.device_id, workload, after)
 
     def trust_again(self, device_ids: Collection[str]) -> None:
         """Forget the contradictions of the given devices, because the operator includes them again."""

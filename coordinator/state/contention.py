@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -40,14 +39,6 @@ class Contention:
         self._operator = operator
         self._grants = grants
         self._draw = draw
-
-    def copy(self, agents: Agents, operator: OperatorSettings, grants: Grants, draw: PowerDraw) -> Contention:
-        """An independent copy beside copies of the other parts."""
-        copied = copy.copy(self)
-        copied.waiting = self.waiting.copy()
-        copied._agents, copied._operator = agents, operator  # noqa: SLF001 - an instance of this class
-        copied._grants, copied._draw = grants, draw  # noqa: SLF001
-        return copied
 
     def refused(self, run_id: str, workload: str, device_ids: Collection[str], live: Mapping[str, str]) -> None:
         """Record that a run got no plan; it now waits if other runs hold devices or watts that it could use.

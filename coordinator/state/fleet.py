@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, cast
 
 from coordinator.errors import StillInUseError
 from coordinator.settings import ClaimSettings, GrantSettings
@@ -17,7 +21,7 @@ from coordinator.state.live_samples import LiveSamples
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.pairing import NodePairings
 from coordinator.state.placement import AssignedPlacement, OnlySite, Placement
-from coordinator.state.power_draw import PowerDraw
+from coordinator.state.power_draw import MeasuredDraw, PowerDraw
 from coordinator.state.preset_points import PresetPoints
 from coordinator.state.records import (
     DeviceOverrides,
@@ -29,14 +33,14 @@ from coordinator.state.records import (
     RunRecord,
     run_of,
 )
-from coordinator.state.rounds.device_grant import Grant
-from coordinator.state.rounds.grants import Grants
+from coordinator.state.rounds.device_grant import DeviceGrant, Grant
+from coordinator.state.rounds.grants import CountedOn, Grants
 from coordinator.state.rounds.ledger import RoundLedger
 from coordinator.state.rounds.unplanned import UnplannedRounds
 from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants
 from coordinator.state.waiting_runs import WaitingRuns
 from wattfleet.budgets import InForce
-from wattfleet.errors import first_few
+from wattfleet.errors import InvalidInputError, first_few
 from wattfleet.planning import (
     Allowance,
     Assignment,
@@ -49,6 +53,8 @@ from wattfleet.planning import (
     trim_rounds,
 )
 from wattfleet.planning.policies import Policy
+
+_T = TypeVar("_T")
 
 
 class Fleet:
@@ -117,7 +123,7 @@ class Fleet:
         runs_by_id = {record.run_id: record for record in runs}
         self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s(), stored=stored_grants))
         self.unplanned = UnplannedRounds(unplanned)
-        self.agents = Agents(devices, placement, self.rounds, Claims(claims), max_workloads)
+        self.agents = Agents(devices, placement, Claims(claims), max_workloads)
         trusted_after = {each.device_id: each.trusted_after for each in overrides if each.trusted_after}
         for record in rounds:
             for observed in record.observations.values():
@@ -145,14 +151,8 @@ class Fleet:
         )
 
     def copy(self) -> Fleet:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied.rounds = self.rounds.copy()
-        copied.agents = self.agents.copy(copied.rounds)
-        copied.operator = self.operator.copy(copied.agents)
-        copied.draw = PowerDraw(copied.agents, copied.operator, copied.rounds.grants)
-        copied.flower = self.flower.copy(copied.agents, copied.operator, copied.rounds, copied.draw)
-        return copied
+        """An independent copy: no change of one of them shows in the other."""
+        return _copied(self, {})
 
     def observe(
         self, device_id: str, plan_id: str, epoch_s: float, power_w: float, beside_duty: bool = False
@@ -202,12 +202,30 @@ class Fleet:
         self.operator.set_budget(supply, in_force)
         return self.trim()
 
+    def measured_draw(self) -> dict[str, MeasuredDraw]:
+        """What the devices behind each supply draw now, by supply."""
+        return self.draw.measured(self.samples, self.rounds.latest_results)
+
+    def assume_ended(self, run_id: str) -> list[str]:
+        """In a copy for a preview, end the rounds in flight of a run, or of all runs if the id is empty.
+
+        Only connected devices count as free afterwards: what others may draw is unknown until they return.
+
+        Returns:
+            The plan ids of these rounds.
+        """
+        ended: dict[str, None] = {}
+        for device_id in [each for each in self.rounds.grants.of_training() if self.agents.is_connected(each)]:
+            plan_id = self.draw.plan_holding(device_id) or ""
+            if not run_id or run_of(plan_id) == run_id:
+                ended[plan_id] = None
+                self.rounds.grants.assume_over(device_id)
+                self.agents.assume_ready(device_id)
+        return sorted(filter(None, ended))
+
     def check_grants(self) -> list[str]:
         """End the grants that must have lapsed; returns the ids of their devices."""
-        now_s = self._now_s()
-        if self.rounds.grants.needs_review(now_s):
-            self.rounds.is_trim_due = True
-        return self.rounds.grants.check(now_s)
+        return self.rounds.grants.check(self._now_s())
 
     def take_orders(
         self, is_reachable: Callable[[str], bool] | None = None, only: Collection[str] | None = None
@@ -233,12 +251,21 @@ class Fleet:
                 raise StillInUseError(f"{device_id} is connected: stop its agent, then forget the device")
             if (plan_id := self.draw.plan_holding(device_id)) is not None:
                 raise StillInUseError(
-                    f"round {plan_id} still holds watts for {device_id}: wait until the round is over, or end its run"
-                    f" with `wattfleet coordinator delete {run_of(plan_id)} --end`"
+                    f"{self.flower.round_text(plan_id)} still holds watts for {device_id}: repeat the command when its"
+                    f" grant has lapsed{self._longest_lapse([device_id])}"
                 )
-        for part in (self.agents, self.operator, self.flower, self.rounds, self.duties, self.samples):
+        for part in (self.agents, self.operator, self.flower, self.rounds, self.duties, self.samples, self.presets):
             part.forget(ids)
         return [ForgottenDevice(device_id) for device_id in ids]
+
+    def runs_in_use(self) -> set[str]:
+        """The runs that devices may draw power for, or whose Flower servers may wait for a round.
+
+        These are not only runs in flight: a device may still train for a run that Flower has given up.
+        """
+        grants = self.rounds.grants
+        held = {run_of(known.plan_id) for each in grants.of_training() if (known := grants.of(each)) is not None}
+        return held | {record.run_id for record in self.rounds.awaited()}
 
     def require_ended(self, run_id: str) -> None:
         """Check that a run has ended.
@@ -249,29 +276,60 @@ class Fleet:
         """
         if not self.flower.run(run_id).finished:
             raise StillInUseError(
-                f"run {run_id!r} is running: stop its Flower app, or pass --end to end the run at the coordinator"
+                f"run {self.flower.name_of(run_id)!r} is running: stop its Flower app, or pass --end to end the run at"
+                " the coordinator"
             )
 
-    def require_unused(self, run_ids: Iterable[str]) -> None:
+    def require_unused(self, run_ids: Collection[str]) -> None:
         """Check that no device still trains for any of the given runs.
 
         Raises:
             StillInUseError: a round of these runs still holds watts for a device.
         """
-        held: dict[str, list[str]] = {}
-        for device_id in self.agents.devices:
-            if plan_id := self.draw.plan_holding(device_id):
-                held.setdefault(run_of(plan_id), []).append(device_id)
+        held = self.held_by_runs()
         for run_id in run_ids:
             if run_id in held:
                 raise StillInUseError(
-                    f"run {run_id!r} has ended, but watts are still held for {first_few(sorted(held[run_id]))}: delete"
-                    " the run when these devices have finished their trainings"
+                    f"run {self.flower.name_of(run_id)!r} has ended, but watts are still held for"
+                    f" {first_few(held[run_id])}: delete the run when these devices have finished their trainings, or"
+                    " pass --end to stop them"
                 )
+
+    def require_stoppable(self, run_ids: Collection[str]) -> None:
+        """Check that all trainings of the given runs can be stopped now.
+
+        Raises:
+            StillInUseError: a round of these runs holds watts for a device that cannot be reached.
+        """
+        grants, held = self.rounds.grants, self.held_by_runs()
+        reachable = grants.counted_on(self.agents.is_connected, self._now_s()).reachable
+        for run_id in run_ids:
+            # A grant that was never sent is cancelled without the device.
+            known = {each: grants.of(each) for each in held.get(run_id, ()) if each not in reachable}
+            if away := [each for each, grant in known.items() if grant is not None and not grant.is_first]:
+                raise StillInUseError(
+                    f"run {run_id!r} holds watts for {first_few(away)}, which cannot be reached, so nothing was"
+                    " changed: repeat the command when these devices are connected, or when their grants have"
+                    f" lapsed{self._longest_lapse(away)}"
+                )
+
+    def held_by_runs(self) -> dict[str, list[str]]:
+        """The devices that rounds hold watts for, in order, by run."""
+        held: dict[str, list[str]] = {}
+        for device_id in sorted(self.agents.devices):
+            if plan_id := self.draw.plan_holding(device_id):
+                held.setdefault(run_of(plan_id), []).append(device_id)
+        return held
+
+    def _longest_lapse(self, device_ids: Collection[str]) -> str:
+        """The end of a sentence: after how many seconds the grants of absent devices have lapsed."""
+        left_s = max(self.rounds.grants.lapses_in_s(each, self._now_s()) for each in device_ids)
+        return f", in at most {left_s:.0f} s" if math.isfinite(left_s) else ""
 
     def trim(self) -> list[RoundRecord]:
         """Adapt the rounds in flight to duties that leave less time, and to budgets that are exceeded.
 
+        Call this when a budget falls, and regularly: everything else that may make a trim necessary is found here.
         Trainings that nobody waits for are stopped first. A device's limit is never raised, because others may not have
         confirmed their lower limits yet. A device that is disconnected or does not confirm its grant cannot be changed:
         it counts with what it may draw, and the others are planned around it.
@@ -279,39 +337,76 @@ class Fleet:
         Returns:
             The rounds that were changed.
         """
-        self.rounds.trim_count += 1
-        trimmed = self._review_duties()
-        self._trim_to_budgets(trimmed)
-        self._trimmed()
+        grants = self.rounds.grants
+        counted_on = grants.counted_on(self.agents.is_connected, self._now_s())
+        trimmed = self._review_duties(counted_on.reachable)
+        if exceeded := self._untrimmed(counted_on):
+            self._stop_given_up(counted_on, exceeded)
+            self._trim_to_budgets(counted_on, trimmed)
+        too_much: set[str] = set()
+        if never_sent := grants.never_sent():
+            exceeded = self._exceeded(frozenset())
+            too_much = {each for each in never_sent if self._is_behind(each, exceeded)}
+        grants.pending.reviewed(set(grants.of_training()) - counted_on.reachable, too_much)
         return list(trimmed.values())
 
-    def _trim_to_budgets(self, trimmed: dict[str, RoundRecord]) -> None:
+    def untrimmed_w(self) -> dict[str, float]:
+        """By supply, the watts above its budget that a trim would save and that no order on its way saves.
+
+        `trim` leaves none. They are therefore above zero only until the next trim.
+        """
+        counted_on = self.rounds.grants.counted_on(self.agents.is_connected, self._now_s())
+        untrimmed = self._untrimmed(counted_on)
+        allowance = replace(
+            self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(frozenset(), counted_on.believed)
+        )
+        uses = allowance.use([], {})
+        return {use.supply: use.planned_w - use.budget_w if use.supply in untrimmed else 0.0 for use in uses}
+
+    def _untrimmed(self, counted_on: CountedOn) -> frozenset[str]:
+        """The supplies whose budget stays exceeded once all orders are obeyed, although a device could be lowered."""
+        believed, grants = counted_on.believed, self.rounds.grants
+        if not believed or not (exceeded := self._exceeded(believed)):
+            return frozenset()
+        lowerable = [each for each, _ in grants.given_up() if each in believed]
+        lowerable += [
+            each for each, known in grants.in_flight() if self._is_lowerable(each, known, counted_on.reachable)
+        ]
+        return frozenset(exceeded.intersection(supply for each in lowerable for supply in self._path(each)))
+
+    def _is_lowerable(self, device_id: str, known: DeviceGrant, reachable: Set[str]) -> bool:
+        """Whether a device in flight can be given a lower limit, or stopped."""
+        # A device that profiles sets its own power modes.
+        return (
+            known.assignment is not None
+            and device_id in reachable
+            and device_id in self.agents.devices
+            and not self.agents.is_profiling(device_id)
+        )
+
+    def _trim_to_budgets(self, counted_on: CountedOn, trimmed: dict[str, RoundRecord]) -> None:
         """Trim the rounds in flight to the budgets, and add the changed rounds to `trimmed` by plan id."""
-        expected = {device_id for device_id in self.rounds.grants.of_training() if self._obeys(device_id)}
-        if not (exceeded := self._exceeded(expected)):
+        if not (in_flight := self._offers_in_flight(counted_on.reachable)):
             return
-        in_flight = self._offers_in_flight()
         offered = {offer.device_id for offers in in_flight.values() for offer in offers}
-        self._stop_given_up(expected, exceeded)
-        if not in_flight:
-            return
         rounds = [InFlight(self.rounds.records[plan_id].plan, offers) for plan_id, offers in in_flight.items()]
-        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(offered, expected))
+        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(offered, counted_on.believed))
         for plan_id, trim in zip(in_flight, trim_rounds(rounds, allowance), strict=True):
             if trim is not None:
                 trimmed[plan_id] = self._replace_plan(plan_id, trim)
 
-    def _review_duties(self) -> dict[str, RoundRecord]:
+    def _review_duties(self, reachable: Set[str]) -> dict[str, RoundRecord]:
         """Replan the devices in flight whose duty leaves less time than their rounds assume.
 
         Returns:
             The rounds that were changed, by plan id.
         """
-        changed: dict[str, RoundRecord] = {}
-        if not self.duties.devices:
-            return changed
         grants, now_s = self.rounds.grants, self._now_s()
-        for plan_id, offers in self._offers_in_flight(self.duties.devices).items():
+        changed: dict[str, RoundRecord] = {}
+        due = {each for each in self.duties.devices if each in reachable and self._is_duty_unreviewed(each)}
+        if not due:
+            return changed
+        for plan_id, offers in self._offers_in_flight(due).items():
             known = {offer.device_id: grants.of(offer.device_id) for offer in offers}
             devices = [
                 InTraining(offer, grant.elapsed_s(now_s))
@@ -322,7 +417,16 @@ class Fleet:
             allowance = replace(self.operator.allowance, elsewhere_w=elsewhere_w)
             if (trim := review_epochs(self.rounds.records[plan_id].plan, devices, allowance)) is not None:
                 changed[plan_id] = self._replace_plan(plan_id, trim)
+            for device_id in known:
+                self.duties.reviewed(device_id, plan_id, self.agents.devices[device_id].fronts)
         return changed
+
+    def _is_duty_unreviewed(self, device_id: str) -> bool:
+        """Whether a device in flight has reported other fronts since its round was planned or last reviewed."""
+        known, device = self.rounds.grants.of(device_id), self.agents.devices.get(device_id)
+        if known is None or device is None or not known.is_in_flight:
+            return False
+        return not self.duties.is_reviewed(device_id, known.plan_id, device.fronts)
 
     def _replace_plan(self, plan_id: str, trim: TrimmedPlan) -> RoundRecord:
         before = self.rounds.records[plan_id]
@@ -331,37 +435,38 @@ class Fleet:
         self.rounds.replace_plan(record, trim.changed + trim.ended)
         return record
 
-    def _trimmed(self) -> None:
-        """Record that rounds were trimmed; unsent grants wait until other devices have confirmed lower ones."""
-        self.rounds.is_trim_due = False
-        waiting: set[str] = set()
-        if never_sent := self.rounds.grants.never_sent():
-            exceeded = self._exceeded(frozenset())
-            waiting = {each for each in never_sent if self._is_behind(each, exceeded)}
-        self.rounds.grants.pending.reviewed(waiting)
+    def is_outdated(self, run_id: str, assignments: Iterable[Assignment]) -> bool:
+        """Whether a plan can no longer be put in force, because the fleet changed while it was planned.
 
-    def exceeds_budget(self, run_id: str, assignments: Iterable[Assignment]) -> bool:
-        """Whether a plan would now exceed a budget, because the fleet changed while it was planned."""
+        One of its devices was forgotten, disconnected or granted something else, or a budget would be exceeded.
+
+        Args:
+            run_id: the run.
+            assignments: the planned trainings.
+        """
         chosen = {assignment.device_id: assignment.power_limit_w for assignment in assignments}
         workload = self.flower.workload_of(run_id)
         for device_id in chosen:
-            device = self.agents.devices[device_id]
-            if self.rounds.grants.may_train(device_id) or not self.draw.is_offered(device, workload):
+            device = self.agents.devices.get(device_id)
+            if device is None or self.rounds.grants.may_train(device_id):
+                return True
+            if not self.draw.is_offered(device, workload):
                 return True
         drawn_w = self.draw.elsewhere_w(chosen.keys())
         for device_id, limit_w in chosen.items():
             drawn_w[self.operator.supply_of(device_id)] += limit_w
         return bool(self._exceeded_by(drawn_w))
 
-    def _stop_given_up(self, expected: Set[str], exceeded: frozenset[str]) -> None:
+    def _stop_given_up(self, counted_on: CountedOn, exceeded: frozenset[str]) -> None:
         """Stop the trainings that nobody waits for behind supplies that exceed their budget."""
-        for device_id in [each for each, _ in self.rounds.grants.given_up() if each in expected]:
+        believed = counted_on.believed
+        for device_id in [each for each, _ in self.rounds.grants.given_up() if each in believed]:
             if self._is_behind(device_id, exceeded):
                 self.rounds.grants.stop(device_id)
 
-    def _exceeded(self, expected: Set[str]) -> frozenset[str]:
+    def _exceeded(self, believed: Set[str]) -> frozenset[str]:
         """The supplies whose budget is exceeded once the given devices have obeyed their orders."""
-        return self._exceeded_by(self.draw.elsewhere_w(frozenset(), expected))
+        return self._exceeded_by(self.draw.elsewhere_w(frozenset(), believed))
 
     def _exceeded_by(self, drawn_w: Mapping[str, float]) -> frozenset[str]:
         """The supplies whose budget is exceeded, given the watts of all devices by supply."""
@@ -370,33 +475,23 @@ class Fleet:
 
     def _is_behind(self, device_id: str, supplies: frozenset[str]) -> bool:
         """Whether any of the given supplies feeds a device."""
-        path = self.operator.allowance.supplies.path(self.operator.supply_of(device_id))
-        return not supplies.isdisjoint(path)
+        return not supplies.isdisjoint(self._path(device_id))
 
-    def _obeys(self, device_id: str) -> bool:
-        """Whether a device is believed to confirm its orders."""
-        grants, now_s = self.rounds.grants, self._now_s()
-        if self.agents.is_connected(device_id):
-            return grants.is_controllable(device_id, now_s)
-        return grants.is_expected_back(device_id, now_s)
+    def _path(self, device_id: str) -> Sequence[str]:
+        """The supplies that feed a device; none if the site file does not place it, so that its session is refused."""
+        try:
+            return self.operator.allowance.supplies.path(self.operator.supply_of(device_id))
+        except InvalidInputError:
+            return ()
 
-    def _offers_in_flight(self, only: Collection[str] | None = None) -> dict[str, list[Offer]]:
-        """The offers of the devices in flight, by plan id.
-
-        Args:
-            only: restricts the result to these devices; None for all.
-        """
+    def _offers_in_flight(self, among: Set[str]) -> dict[str, list[Offer]]:
+        """The offers of the given devices that are in flight and can be lowered, by plan id."""
         offers: dict[str, list[Offer]] = {}
         lengths = self.agents.usual_lengths()
         for device_id, grant in self.rounds.grants.in_flight():
-            device = self.agents.devices.get(device_id)
-            # A device that profiles sets its own power modes.
-            if grant.assignment is None or device is None or self.agents.is_profiling(device_id):
+            if grant.assignment is None or not self._is_lowerable(device_id, grant, among):
                 continue
-            if only is not None and device_id not in only:
-                continue
-            if not self._obeys(device_id) or not self.agents.is_connected(device_id):
-                continue
+            device = self.agents.devices[device_id]
             offer = self.draw.offer_of(device, self.flower.workload_of(run_of(grant.plan_id)), lengths)
             if offer is not None and offer.front.batch is not None:
                 # Its app cannot change the batch during a training.
@@ -407,3 +502,41 @@ class Fleet:
             limit_w = grant.granted_w if offer.limit_w is None else min(offer.limit_w, grant.granted_w)
             offers.setdefault(grant.plan_id, []).append(replace(offer, limit_w=limit_w))
         return offers
+
+
+def _copied(value: _T, done: dict[int, object]) -> _T:
+    """Copy all parts of the state that can change. Records, policies and clocks never change and are shared.
+
+    Args:
+        value: a part of the state.
+        done: the copies by the `id` of their originals, so that parts refer to each other in the copy, too.
+    """
+    kind = type(value)
+    if not _changes(kind):
+        return value
+    if (known := done.get(id(value))) is not None:
+        return cast(_T, known)
+    copied: Any = copy.copy(value)
+    done[id(value)] = copied
+    if isinstance(value, dict):
+        if any(map(_changes, set(map(type, value.values())))):
+            for key, each in value.items():
+                copied[key] = _copied(each, done)
+    elif isinstance(value, list):
+        copied[:] = [_copied(each, done) for each in value]
+    elif not isinstance(value, set):
+        for name, each in vars(value).items():
+            setattr(copied, name, _copied(each, done))
+    return cast(_T, copied)
+
+
+@cache
+def _changes(kind: type) -> bool:
+    """Whether objects of a type can change: containers, and the parts of the state that are no records."""
+    if issubclass(kind, dict | list | set):
+        return True
+    is_record = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]  # undocumented
+    return kind.__module__.startswith(_STATE) and not (is_record or issubclass(kind, Enum))
+
+
+_STATE = ("coordinator.state.", "coordinator.histograms")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from coordinator.errors import NoDevicesError, QuotaExceededError, RunEndedError
 from coordinator.state.agents import Agents
 from coordinator.state.contention import Contention
 from coordinator.state.measuring import MeasuringRequest, survey_of, unmeasured_of
-from coordinator.state.names import require_metrics, require_name
+from coordinator.state.names import distinct_run_name, require_metrics, require_name
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.pairing import NodePairings, PairedDevices
 from coordinator.state.power_draw import PowerDraw
@@ -91,6 +90,15 @@ class FlowerRuns:
             raise UnknownRecordError(f"unknown run {run_id!r}: it never started")
         return self.runs[run_id]
 
+    def name_of(self, run_id: str) -> str:
+        """What people call a run; its id if the run is unknown."""
+        return self.runs[run_id].name if run_id in self.runs else run_id
+
+    def round_text(self, plan_id: str) -> str:
+        """A round in words, such as "round 3 of run digits-0714-1532"."""
+        run_id, _, number = plan_id.rpartition("/")
+        return f"round {number} of run {self.name_of(run_id)}"
+
     def workload_of(self, run_id: str) -> str:
         """The name of a run's workload; empty if the run is unknown."""
         return self.runs[run_id].workload.name if run_id in self.runs else ""
@@ -110,7 +118,9 @@ class FlowerRuns:
     def occupation(self, device: DeviceRecord, run_id: str) -> str:
         """Describe what a device is doing that may keep it out of a run's round."""
         other_plan = self._plan_of_other_run(device.device_id, run_id)
-        text = device.state.value if other_plan is None else f"{device.state.value}, and part of round {other_plan}"
+        text = device.state.value
+        if other_plan is not None:
+            text += f", and part of {self.round_text(other_plan)}"
         if other_plan is None and device.state is DeviceState.READY and self._rounds.grants.may_train(device.device_id):
             text += ", but has not confirmed yet that its last training is over"
         left_out = self._agents.claims.exclusion_reason(device, self.workload_of(run_id))
@@ -120,15 +130,6 @@ class FlowerRuns:
         if self._operator.overrides_of(device.device_id).drained:
             text += ", and drained"
         return text if left_out is None else f"{text}, and left out: {left_out}"
-
-    def copy(self, agents: Agents, operator: OperatorSettings, rounds: RoundLedger, draw: PowerDraw) -> FlowerRuns:
-        """An independent copy beside copies of the other parts."""
-        copied = copy.copy(self)
-        copied.nodes, copied.runs, copied.pairings = self.nodes.copy(), self.runs.copy(), self.pairings.copy()
-        copied.contention = self.contention.copy(agents, operator, rounds.grants, draw)
-        copied._agents, copied._operator = agents, operator  # noqa: SLF001 - an instance of this class
-        copied._rounds, copied._draw = rounds, draw  # noqa: SLF001
-        return copied
 
     # --- nodes and runs -----------------------------------------------------------------------------------------
 
@@ -168,6 +169,8 @@ class FlowerRuns:
         token: str = "",
         workload: Workload | None = None,
         peer: str = "",
+        name: str = "",
+        labels: Mapping[str, str] | None = None,
     ) -> RunRecord:
         """Start a Flower run, or continue one that was started with the same token.
 
@@ -178,6 +181,8 @@ class FlowerRuns:
             token: proves that later requests come from the same app.
             workload: its workload in new rounds; None if the app does not state it.
             peer: the id in the app's certificate; empty without one.
+            name: what people call a new run, with a number if another run has this name; empty for its id.
+            labels: words by which people find it; None for those that it has.
 
         Raises:
             NotRunOwnerError: another app has started a run of this id.
@@ -185,12 +190,31 @@ class FlowerRuns:
         """
         if run_id not in self.runs:
             owner = owner_of(token, peer)
-            return self._put(RunRecord(run_id, strategy, rounds, owner=owner, workload=workload or UNNAMED))
+            distinct = distinct_run_name(name or run_id, {each.name for each in self.runs.values()})
+            return self._put(
+                RunRecord(
+                    run_id,
+                    strategy,
+                    rounds,
+                    owner=owner,
+                    workload=workload or UNNAMED,
+                    name=distinct,
+                    labels=dict(labels or {}),
+                )
+            )
         self.require_owner(run_id, token, peer)
         before = self.runs[run_id]
-        workload = workload or before.workload
-        after = replace(before, strategy=strategy, rounds=rounds, error="", finished=False, workload=workload)
-        return self._put(after)
+        return self._put(
+            replace(
+                before,
+                strategy=strategy,
+                rounds=rounds,
+                error="",
+                finished=False,
+                workload=workload or before.workload,
+                labels=before.labels if labels is None else dict(labels),
+            )
+        )
 
     def require_room(self, run_id: str, max_live: int) -> None:
         """Check that another run may start.
@@ -308,7 +332,7 @@ class FlowerRuns:
         if all(self._operator.overrides_of(offer.device_id).drained for offer in found):
             raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id, paired)}")
         share = self.contention.waiting.share_of(run_id, self._live())
-        not_offered = share.leaves(_fastest_first(found)) if share.ahead else {}
+        not_offered = share.leaves(_fastest_first(found), self.name_of) if share.ahead else {}
         offers = [offer for offer in found if offer.device_id not in not_offered]
         if not offers:
             raise NoDevicesError(f"no device is left for the run: {next(iter(not_offered.values()))}; try again later")
@@ -330,7 +354,6 @@ class FlowerRuns:
             self.contention.leave(run_id, share, allowance, offers) if share.ahead else allowance,
             self._rounds.cache.history(run_id),
             replace(self._operator.selection, left_out=self._agents.left_out(workload)),
-            self._rounds.trim_count,
             not_offered,
         )
 
@@ -416,8 +439,6 @@ class FlowerRuns:
             request: the request that was planned.
             record: the planned round.
         """
-        # Rounds were trimmed meanwhile without this one.
-        self._rounds.is_trim_due |= self._rounds.trim_count != request.trim_count
         self.contention.waiting.served([request.run_id])
         return self._rounds.add(record)
 

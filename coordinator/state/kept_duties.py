@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
+from coordinator.state.workload_fronts import WorkloadFront
 from wattfleet.duties import KeptDuty
 
 
@@ -12,15 +13,23 @@ class KeptDuties:
 
     def __init__(self) -> None:
         self._by_device: dict[str, KeptDuty] = {}
+        self._reviewed: dict[str, tuple[str, Sequence[WorkloadFront]]] = {}
 
-    def report(self, device_id: str, kept: KeptDuty | None) -> bool:
-        """Record a device's figures, None if it has no duty, and return whether it had none before."""
+    def report(self, device_id: str, kept: KeptDuty | None) -> None:
+        """Record a device's figures; None if it has no duty."""
         if kept is None:
-            self._by_device.pop(device_id, None)
-            return False
-        is_new = device_id not in self._by_device
-        self._by_device[device_id] = kept
-        return is_new
+            self.forget([device_id])
+        else:
+            self._by_device[device_id] = kept
+
+    def is_reviewed(self, device_id: str, plan_id: str, fronts: Sequence[WorkloadFront]) -> bool:
+        """Whether a device's part in a round was reviewed with the fronts that it has beside its duty now."""
+        reviewed = self._reviewed.get(device_id)
+        return reviewed is not None and reviewed[0] == plan_id and reviewed[1] is fronts
+
+    def reviewed(self, device_id: str, plan_id: str, fronts: Sequence[WorkloadFront]) -> None:
+        """Record that a device's part in a round was reviewed with the given fronts."""
+        self._reviewed[device_id] = plan_id, fronts
 
     @property
     def devices(self) -> Collection[str]:
@@ -35,3 +44,4 @@ class KeptDuties:
         """Remove the figures of devices."""
         for device_id in device_ids:
             self._by_device.pop(device_id, None)
+            self._reviewed.pop(device_id, None)

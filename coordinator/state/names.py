@@ -6,14 +6,19 @@ Everybody reads lists that contain the names of any one caller, so the number of
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
+from itertools import count
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.message_sizes import MAX_ID_CHARACTERS
+from wattfleet_proto.run_names import LONGEST_RUN_NAME
 
 LONGEST_NAME = MAX_ID_CHARACTERS
 
 MAX_METRICS = 100
 """The most metrics of one round."""
+
+_UNKNOWN_APP = "run"
 
 MAX_TAGS = 20
 """The most tags that the operator's commands may add to one device."""
@@ -68,6 +73,30 @@ def require_tag(word: str) -> None:
         raise InvalidInputError(
             f"a tag must have 1 to {LONGEST_NAME} printable characters and no spaces, not {abbreviate(word)}"
         )
+
+
+def default_run_name(app: str, at: datetime) -> str:
+    """The name of a run that its app gives none: the app's own name, and the local date and time of its start.
+
+    Args:
+        app: Flower's id of the app, such as acme/digits; empty if it is unknown.
+        at: the time, with an offset.
+    """
+    when = f"-{at.astimezone():%m%d-%H%M}"
+    name = app.rpartition("/")[2]
+    word = "".join(sign if sign.isprintable() and not sign.isspace() else "-" for sign in name)
+    return (word[: LONGEST_RUN_NAME - len(when)] or _UNKNOWN_APP) + when
+
+
+def distinct_run_name(wanted: str, taken: Collection[str]) -> str:
+    """A name for a run that no other run has: the wanted one, or the same with a number, such as `digits-2`."""
+    if wanted not in taken:
+        return wanted
+    return next(
+        name
+        for number in count(2)
+        if (name := f"{wanted[: LONGEST_RUN_NAME - len(f'-{number}')]}-{number}") not in taken
+    )
 
 
 def abbreviate(text: str) -> str:

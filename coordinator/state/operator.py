@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
@@ -103,14 +102,6 @@ class OperatorSettings:
     def rules_of(self, device_id: str) -> DeviceRules:
         """The site file's rules for a device."""
         return self._placement.rules_of(device_id)
-
-    def copy(self, agents: Agents) -> OperatorSettings:
-        """An independent copy with other agents."""
-        copied = copy.copy(self)
-        copied.budgets_in_force, copied.overrides = self.budgets_in_force.copy(), self.overrides.copy()
-        copied._agents = agents  # noqa: SLF001 - an instance of this class
-        copied._placement = self._placement.copy()  # noqa: SLF001
-        return copied
 
     # --- changes ------------------------------------------------------------------------------------------------
 

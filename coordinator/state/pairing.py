@@ -33,10 +33,6 @@ class NodePairings:
     problems: dict[int, str] = field(default_factory=dict)
     connected_at: dict[int, datetime] = field(default_factory=dict)
 
-    def copy(self) -> NodePairings:
-        """An independent copy."""
-        return NodePairings(self.problems.copy(), self.connected_at.copy())
-
     def note(self, node_id: int, problem: str | None) -> None:
         """Record a node's check result; None if it was not checked."""
         if problem is None:

@@ -84,8 +84,7 @@ class AssignedPlacement:
 
     def assign(self, device_id: str, supply: str) -> None:
         """Place a device behind a supply; an empty name leaves the choice to the site file."""
-        self._assigned[device_id] = supply
-
-    def copy(self) -> AssignedPlacement:
-        """An independent copy."""
-        return AssignedPlacement(self._placement, self._supplies, self._assigned)
+        if supply:
+            self._assigned[device_id] = supply
+        else:
+            self._assigned.pop(device_id, None)

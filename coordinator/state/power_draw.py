@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coordinator.state.agents import Agents
+from coordinator.state.live_samples import LiveSamples
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.records import DeviceRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant
 from coordinator.state.rounds.grants import Grants
+from coordinator.state.rounds.latest_results import LatestResults
 from coordinator.state.workload_fronts import UsualLengths
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Assignment, Offer
+from wattfleet_proto.device_state import DeviceState
+
+
+@dataclass(frozen=True)
+class MeasuredDraw:
+    """What the devices behind a supply draw now.
+
+    Attributes:
+        drawn_w: their watts, as far as they are known.
+        devices: number of devices.
+        measured: number of devices whose boards have a reading.
+    """
+
+    drawn_w: float = 0.0
+    devices: int = 0
+    measured: int = 0
 
 
 class PowerDraw:
@@ -134,12 +152,43 @@ class PowerDraw:
     def plan_holding(self, device_id: str) -> str | None:
         """The id of the plan that still holds watts for a device beyond its idle power."""
         grant = self._grants.of(device_id)
-        return None if grant is None or grant.is_over else grant.plan_id
+        return grant.plan_id if grant is not None and grant.holds_watts else None
 
     def reserved_w(self) -> dict[str, float]:
         """The watts that are reserved now for trainings and for idling devices, by supply."""
         allowance = replace(self._operator.allowance, elsewhere_w=self.elsewhere_w(frozenset()))
         return {use.supply: use.planned_w for use in allowance.use([], {})}
+
+    def measured(self, samples: LiveSamples, newest: LatestResults) -> dict[str, MeasuredDraw]:
+        """What the devices behind each supply draw now, those behind its further supplies included.
+
+        A device counts with what its board measures. Without a reading, it counts with the watts of its last training
+        while it trains, and otherwise with its idle watts. An offline device counts with 0 W.
+
+        Args:
+            samples: the latest sensor readings.
+            newest: the latest observed trainings.
+        """
+        supplies = self._operator.allowance.supplies
+        totals = {name: [0.0, 0, 0] for name in supplies.names}
+        for device in list(self._agents.devices.values()):  # also read by the thread that exports metrics
+            sample, seen = samples.of(device.device_id), newest.observations.get(device.device_id)
+            reading_w = None if sample is None else sample.power_w
+            drawn_w = reading_w
+            if drawn_w is None:
+                is_training = device.state is DeviceState.TRAINING and seen is not None
+                drawn_w = seen.power_w if is_training and seen is not None else device.idle_w or 0.0
+                drawn_w = 0.0 if device.state is DeviceState.OFFLINE else drawn_w
+            try:
+                path = supplies.path(self._operator.supply_of(device.device_id))
+            except InvalidInputError:  # the site file no longer places it
+                continue
+            for name in path:
+                total = totals[name]
+                total[0] += drawn_w
+                total[1] += 1
+                total[2] += reading_w is not None
+        return {name: MeasuredDraw(watts, int(devices), int(read)) for name, (watts, devices, read) in totals.items()}
 
     def _drawn_w(self, device: DeviceRecord, grant: DeviceGrant | None, granted_w: float) -> float:
         """The watts that a device outside a plan may draw, as far as known."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from coordinator.errors import NoDevicesError
 from coordinator.state.fleet import Fleet
+from coordinator.state.names import abbreviate
 from coordinator.state.pairing import NodePairings
 from coordinator.state.records import RoundRecord
-from wattfleet.budgets import InForce
+from wattfleet.budgets import InForce, require_watts
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
 from wattfleet.planning.policies import Policy
@@ -24,10 +25,12 @@ class Preview:
         record: the round.
         not_considered: device id -> what keeps the device out of the round, for each device that the plan did not
             consider.
+        assumed_ended: ids of the plans in flight whose rounds are assumed to have ended.
     """
 
     record: RoundRecord
     not_considered: Mapping[str, str]
+    assumed_ended: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,19 @@ class WhatIf:
     """The assumptions of a preview that differ from the fleet.
 
     Attributes:
-        site_budget_w: watts of the site; None for the budget in force.
+        budgets_w: watts by supply; the budgets in force at all others.
         policy: the client-selection policy; None for the one in force.
     """
 
-    site_budget_w: float | None = None
+    budgets_w: Mapping[str, float] = field(default_factory=dict)
     policy: Policy | None = None
 
 
 class RoundPreview:
     """A copy of the fleet in which a run's next round is planned; the fleet itself does not change.
+
+    The next round begins when the one in flight has ended, so the copy assumes that. Rounds of other runs go on. The
+    first round of a new run is planned as if no device trained.
 
     Attributes:
         fleet: the copy.
@@ -71,9 +77,10 @@ class RoundPreview:
         Raises:
             UnknownRecordError: the run does not exist.
             NoDevicesError: no device has a node.
-            InvalidInputError: the run has ended, or the watts are invalid or of several sites.
+            InvalidInputError: the run has ended, or an assumed budget is invalid or of an unknown supply.
         """
         self.fleet = fleet.copy()
+        self._assumed_ended = self.fleet.assume_ended(run_id)
         self._assume(what_if)
         self._run_id = run_id
         flower = self.fleet.flower
@@ -81,7 +88,8 @@ class RoundPreview:
             newest = next(reversed(flower.runs.values()), None)
             flower.start_run(run_id, "", 1, workload=workload or (newest.workload if newest else None))
         elif flower.run(run_id).finished:
-            raise InvalidInputError(f"run {run_id} has ended: omit --run to preview the first round of a new run")
+            name = flower.name_of(run_id)
+            raise InvalidInputError(f"run {name} has ended: omit --run to preview the first round of a new run")
         if all_devices or not run_id:
             # A device without a node counts as paired: the preview shows the fleet once all devices have one.
             newest_nodes = {device_id: node_id for node_id, device_id in flower.nodes.items()}
@@ -114,17 +122,18 @@ class RoundPreview:
         occupations = {device_id: self._occupation(device_id) for device_id in self.fleet.agents.devices}
         record = self.fleet.flower.plan(self._run_id, number, self.node_ids, epochs or usual_epochs)
         considered = {decision.device_id for decision in record.plan.decisions}
-        return Preview(record, {each: text for each, text in occupations.items() if each not in considered})
+        not_considered = {each: text for each, text in occupations.items() if each not in considered}
+        return Preview(record, not_considered, self._assumed_ended)
 
     def _assume(self, what_if: WhatIf) -> None:
         if what_if.policy is not None:
             self.fleet.flower.policy = what_if.policy
-        if what_if.site_budget_w is None:
-            return
-        sites = [each.name for each in self.fleet.operator.allowance.supplies.supplies if each.parent is None]
-        if len(sites) > 1:
-            raise InvalidInputError(f"there are {len(sites)} sites, so one budget cannot be assumed for all of them")
-        self.fleet.operator.set_budget(sites[0], InForce(what_if.site_budget_w, "operator", False, "assumed"))
+        supplies = self.fleet.operator.allowance.supplies
+        for supply, watts in what_if.budgets_w.items():
+            if supply not in supplies.names:
+                raise InvalidInputError(f"unknown supply {abbreviate(supply)}: use one of {', '.join(supplies.names)}")
+            require_watts(f"the assumed budget of {supply}", watts)
+            self.fleet.operator.set_budget(supply, InForce(watts, "operator", False, "assumed"))
 
     def _occupation(self, device_id: str) -> str:
         """Describe what would keep a device out of the round."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from coordinator.state.event_records import EventRecord, ExpiredEvents
 from coordinator.state.identity_records import IdentityRecord
 from coordinator.state.names import MAX_TAGS
 from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
@@ -302,15 +303,13 @@ class RoundRecord(_WithResults):
         return max(self.observations[each.device_id].training_s(each) for each in self.plan.assignments)
 
     @property
-    def observed_training_j(self) -> float | None:
-        """Observed joules of the trainings, without idling devices; None until every chosen device was observed."""
-        if not self._is_observed:
-            return None
-        return sum(self.observations[each.device_id].energy_j(each) for each in self.plan.assignments)
+    def training_j(self) -> float | None:
+        """Joules of the trainings that were observed, without idling devices; None until one was observed.
 
-    @property
-    def observed_so_far_j(self) -> float:
-        """Joules of all trainings observed so far, including those of devices that a trim has stopped."""
+        They include late trainings and those of devices that a trim has stopped.
+        """
+        if not self.observations:
+            return None
         planned = {each.device_id: each for each in (*self.plan.original.assignments, *self.plan.assignments)}
         return sum(seen.energy_j(planned[device_id]) for device_id, seen in self.observations.items())
 
@@ -354,6 +353,8 @@ class RunRecord:
         finished: whether it has ended.
         owner: hash of the app's credentials; empty if the run has no owner.
         workload: its workload.
+        name: what people call it; no two runs have the same. By default its id.
+        labels: words of the app's author, by which people find it.
     """
 
     run_id: str
@@ -364,6 +365,12 @@ class RunRecord:
     finished: bool = False
     owner: str = ""
     workload: Workload = UNNAMED
+    name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.run_id)
 
 
 @dataclass(frozen=True)
@@ -395,6 +402,8 @@ StoredRecord = (
     | OperatorRecord
     | GrantRecord
     | IdentityRecord
+    | EventRecord
+    | ExpiredEvents
 )
 """Any record to store; it replaces the stored record with the same key."""
 

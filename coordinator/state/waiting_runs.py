@@ -7,7 +7,6 @@ is always possible. A run therefore waits only for the trainings in flight, neve
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
@@ -32,17 +31,18 @@ class Share:
     ahead: tuple[str, ...] = ()
     wanted: Set[str] = frozenset()
 
-    def leaves(self, device_ids: Iterable[str]) -> dict[str, str]:
+    def leaves(self, device_ids: Iterable[str], name_of: Callable[[str], str] = str) -> dict[str, str]:
         """Return the devices to leave to other runs, each with the reason.
 
         They are evenly spread over the devices that others wait for, and include the first.
 
         Args:
             device_ids: the run's devices, fastest first.
+            name_of: returns what people call a run.
         """
         contended = [each for each in device_ids if each in self.wanted]
         left = 1.0 - self.of_all
-        reason = f"left to run {', '.join(self.ahead)}, which has waited longer"
+        reason = f"left to run {', '.join(map(name_of, self.ahead))}, which has waited longer"
         return {each: reason for k, each in enumerate(contended) if least_whole((k + 1) * left) > least_whole(k * left)}
 
 
@@ -67,12 +67,6 @@ class WaitingRuns:
         self._now_s = now_s
         self._weights = weights or {}
         self._waits: dict[str, _Wait] = {}
-
-    def copy(self) -> WaitingRuns:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied._waits = self._waits.copy()  # noqa: SLF001 - of this class
-        return copied
 
     def refused(self, run_id: str, device_ids: Collection[str]) -> None:
         """Record that a run got no plan, although it could use some devices.

@@ -30,6 +30,7 @@ CHECKED_TABLES = (
     "invite",
     "certificate",
     "audit_entry",
+    "event",
 )
 _COLUMN = "checksum"
 FUNCTION = "row_checksum"

@@ -154,14 +154,25 @@ def run_values(record: RunRecord) -> Values:
         "owner": record.owner,
         "workload": record.workload.name,
         "facts": _facts_values(record.workload),
+        "name": record.name,
+        "labels": dict(record.labels),
     }
 
 
 def run_record(row: Row[Any]) -> RunRecord:
     """Build a run from its columns."""
-    workload = _workload(row.workload, row.facts)
-    metrics = row.initial_metrics
-    return RunRecord(row.run_id, row.strategy, row.rounds, metrics, row.error, row.finished, row.owner, workload)
+    return RunRecord(
+        run_id=row.run_id,
+        strategy=row.strategy,
+        rounds=row.rounds,
+        initial_metrics=row.initial_metrics,
+        error=row.error,
+        finished=row.finished,
+        owner=row.owner,
+        workload=_workload(row.workload, row.facts),
+        name=row.name,
+        labels=row.labels,
+    )
 
 
 def round_values(record: RoundRecord) -> Values:

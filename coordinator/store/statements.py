@@ -15,6 +15,7 @@ from coordinator.store.tables import (
     Device,
     DeviceFront,
     DeviceOverridesRow,
+    EventRow,
     GivenUpTrainingRow,
     GrantLifetimeRow,
     InviteRow,
@@ -65,6 +66,7 @@ class Statements:
         self.invite = self._replacing(InviteRow, "token_hash")
         self.certificate = self._replacing(CertificateRow, "serial")
         self.audit_entry = self._replacing(AuditEntryRow, "entry_id")
+        self.event = self._replacing(EventRow, "event_id")
 
     def _replacing(self, table_class: type[Base], *key: str) -> Insert:
         table: Table = table_class.metadata.tables[table_class.__tablename__]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from sqlalchemy.engine import Engine
 
 from coordinator.clocks import BootClock
 from coordinator.settings import StoreSettings
+from coordinator.state.event_records import EventFilter, EventRecord, ExpiredEvents
 from coordinator.state.identity_records import AuditEntry, ExpiredIdentities
 from coordinator.state.records import (
     DeviceOverrides,
@@ -27,7 +30,7 @@ from coordinator.state.records import (
     UnplannedRound,
 )
 from coordinator.state.workload_fronts import WorkloadFront
-from coordinator.store import checksums, identity_rows, rounds, rows
+from coordinator.store import checksums, event_rows, identity_rows, rounds, rows
 from coordinator.store.backups import copy_file, has_tables
 from coordinator.store.clock_record import ClockRecord
 from coordinator.store.database import (
@@ -47,9 +50,13 @@ from coordinator.store.statements import Statements
 from coordinator.store.times import Times, TimesOf
 from coordinator.store.upgrade import newest_version, upgrade, version_of
 from wattfleet.planning import History
+from wattfleet_io.atomic_files import make_state_folder
 from wattfleet_io.clock import utc_now
 
 _log = logging.getLogger(__name__)
+
+_FILE_MODE = 0o640
+"""The permissions of a new SQLite file; SQLite gives the files beside it the same."""
 
 
 class Store:
@@ -100,6 +107,7 @@ class Store:
                 with self._engine.begin() as connection:
                     if url.drivername == "sqlite":
                         _open_file(connection, Path(self.name), now, settings.check_rows)
+                        _close_to_others(Path(self.name))
                     else:
                         upgrade(connection, now)
                     self._term = begin_term(connection)
@@ -180,10 +188,13 @@ class Store:
                     connection.execute(statement, values)
             save_single_rows(connection, self._statements, records)
             identity_rows.save_identities(connection, self._statements, records)
+            event_rows.save_events(connection, self._statements, records)
             for each in records:
                 # After a jump of the date, this would also delete unexpired revocations and entries.
                 if isinstance(each, ExpiredIdentities) and not self._keeps(each.keep):
                     identity_rows.drop(connection, each)
+                elif isinstance(each, ExpiredEvents) and not self._keeps(each.keep):
+                    event_rows.drop_events(connection, each)
         for device_id in forgotten:
             self._fronts.pop(device_id, None)
         self._fronts.update(fronts)
@@ -250,6 +261,16 @@ class Store:
         with self._reading() as connection:
             return identity_rows.audit_entries(connection, since, limit)
 
+    def events(self, wanted: EventFilter) -> list[EventRecord]:
+        """Load the newest events that a filter keeps, newest first.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._reading() as connection:
+            return event_rows.events(connection, wanted)
+
     def times(self, of: TimesOf) -> dict[str, Times]:
         """Load the times of events, by id.
 
@@ -263,25 +284,10 @@ class Store:
         with self._reading() as connection:
             return {str(row[0]): Times(row[1], row[2]) for row in connection.execute(of)}
 
-    def delete_old_runs(self, older_than: timedelta) -> list[str]:
-        """Delete runs that ended, or were last changed, longer ago than the given time, with their rounds.
-
-        After a jump of the date, no run is deleted until that time has passed again.
-
-        Returns:
-            Ids of the deleted runs.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the disk is full, the database is locked or does not answer.
-        """
-        deleted: list[str] = []
-        while (some := self.delete_some(older_than)) is not None:
-            deleted += some
-        return deleted
-
     def delete_some(self, older_than: timedelta, except_runs: Collection[str] = ()) -> list[str] | None:
         """Delete some rounds of the oldest run that is old enough, in a short transaction.
+
+        After a jump of the date, nothing is deleted until that time has passed again.
 
         Args:
             older_than: how long ago a run must have ended or last changed.
@@ -375,5 +381,15 @@ def _lock(url: URL, engine: Engine) -> OwnerLock:
     if url.drivername != "sqlite":
         return AdvisoryLock(engine)
     path = Path(str(url.database))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_state_folder(path.parent)
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _FILE_MODE))
     return FileLock(path)
+
+
+def _close_to_others(path: Path) -> None:
+    """Let no other users read a store that an earlier version has created, since it contains the audit log."""
+    for each in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        with suppress(OSError):  # absent, or the file of a user in whose group this one is
+            if (mode := stat.S_IMODE(each.stat().st_mode)) & stat.S_IRWXO:
+                each.chmod(mode & ~stat.S_IRWXO)

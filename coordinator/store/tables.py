@@ -126,6 +126,8 @@ class Run(Base):
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None] = mapped_column(index=True)
     checksum: Mapped[int | None]
+    name: Mapped[str]
+    labels: Mapped[dict[str, str]] = mapped_column(JsonText)
 
 
 class Round(Base):
@@ -277,6 +279,24 @@ class AuditEntryRow(Base):
     method: Mapped[str]
     request: Mapped[str]
     outcome: Mapped[str]
+    checksum: Mapped[int | None]
+
+
+class EventRow(Base):
+    """Something that happened in the fleet."""
+
+    __tablename__ = "event"
+    order: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    event_id: Mapped[str] = mapped_column(unique=True)
+    at: Mapped[datetime] = mapped_column(index=True)
+    kind: Mapped[str]
+    text: Mapped[str]
+    needs_attention: Mapped[bool]
+    device_id: Mapped[str] = mapped_column(index=True)
+    run_id: Mapped[str]
+    round: Mapped[int]
+    supply: Mapped[str]
+    caller: Mapped[str]
     checksum: Mapped[int | None]
 
 

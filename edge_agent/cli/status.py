@@ -261,7 +261,9 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
         )
     for name, known in (content["workloads"] or {}).items():
         table.add_row("workload", Text(_workload_line(name, known)))
-        for part, in_words in (("profile", _profile_lines), ("predictor", _predictor_lines)):
+        is_length_known = known["minibatches_per_epoch"] is not None
+        profile_lines = partial(_profile_lines, is_length_known=is_length_known)
+        for part, in_words in (("profile", profile_lines), ("predictor", _predictor_lines)):
             if (problem := problems.get(f"{part} of {name}")) is not None:
                 table.add_row(part, Text(problem, style="red"))
                 continue
@@ -340,9 +342,12 @@ def _workload_line(name: str, known: Mapping[str, Any]) -> str:
     return name if length is None else f"{name}, {length:,} minibatches in an epoch"
 
 
-def _profile_lines(profile: Any) -> dict[str, str]:
-    if profile is None:
-        return {"profile": "none yet"}
+def _profile_lines(profile: Any, is_length_known: bool) -> dict[str, str]:
+    if profile is None or not profile["measured_modes"]:
+        if is_length_known:
+            return {"profile": "no mode measured yet; the agent's log has the reason"}
+        remedy = "unless it is a PyTorch DataLoader, wrap it in `wattfleet_flower.profiled`"
+        return {"profile": f"no mode measured yet: no training has reported its data loader; {remedy}"}
     line = f"{count_of(profile['measured_modes'], 'mode')} of {profile['workload']}, minibatch {profile['minibatch']}"
     line += f" ({profile['provenance']}), in {_duration(profile['seconds'])}"
     if profile["discarded"]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from edge_agent.devices.device import Knobs, ModeNotAppliedError
+from edge_agent.devices.jetson.cpu import CpuSettings
 from edge_agent.devices.jetson.knob_files import noting
-from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, Argument, NvpmodelConf, parse_conf
-from edge_agent.devices.jetson.presets import is_cpu_clock, preset_mode
-from edge_agent.devices.sysfs import SysfsDevice
+from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, Argument, NvpmodelConf, NvpmodelMode, parse_conf
+from edge_agent.devices.jetson.presets import is_cpu_clock, limited, preset_mode
+from edge_agent.devices.sysfs import JetsonSettings, SysfsDevice, as_numbers
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
@@ -28,7 +31,7 @@ _NO_REBOOT = "no\n"
 
 
 class RebootNeededError(ModeNotAppliedError):
-    """A mode would need a reboot, which is left to the owner; the old mode is unchanged."""
+    """A mode would need a reboot, which is left to the owner."""
 
 
 class NvpmodelDevice(SysfsDevice):
@@ -76,17 +79,22 @@ class NvpmodelDevice(SysfsDevice):
             replace_file(self._custom_conf, conf.text().encode())
         except OSError as error:
             raise ModeNotAppliedError(f"{self._custom_conf}: cannot be written: {error.strerror}") from None
-        self._activate(str(self._custom_conf), conf.modes[-1].mode_id)
-        found = self.differences(mode)
-        if found:
-            raise ModeNotAppliedError(f"nvpmodel set the mode {mode.label()}, but: {'; '.join(found)}")
+        to = self._settings(mode, locks_memory=False)
+
+        def raise_limits() -> None:
+            self._raise(to, str(self._custom_conf), conf.modes[-1].mode_id)
+            if found := self.differences(mode):
+                raise ModeNotAppliedError(f"nvpmodel set the mode {mode.label()}, but: {'; '.join(found)}")
+
+        self._change(to, mode.label(), raise_limits)
 
     def differences(self, mode: PowerMode) -> list[str]:
         """Describe how the current settings differ from an applied mode.
 
         nvpmodel caps the memory without locking it.
         """
-        found = [*self.cpu.differences(mode.cores, mode.cpu_khz), *self.gpu.differences(mode.gpu_hz)]
+        to = self._settings(mode)
+        found = [*self.cpu.differences(to.cpu), *self.gpu.differences(to.gpu_hz)]
         memory_hz = self.memory.frequency_hz()
         if memory_hz != mode.mem_hz:
             found.append(f"{self.memory.interface}: wanted {mode.mem_hz}, found {memory_hz}")
@@ -101,16 +109,60 @@ class NvpmodelDevice(SysfsDevice):
             RebootNeededError: the mode needs a reboot.
         """
         preset = self._conf.mode_of_name(name)
-        self._activate(SYSTEM_CONF, preset.mode_id)
-        wanted, found = preset_mode(preset, self.space), self.current_mode()
+        wanted = preset_mode(preset, self.space)
+        to = self._preset_settings(preset, wanted)
+        before = self._saved(as_numbers(self._board_knobs()))
+
+        def raise_limits() -> None:
+            self._raise(to, SYSTEM_CONF, preset.mode_id)
+            self._require_preset(preset, wanted)
+
+        try:
+            self._change(to, name, raise_limits)
+        except RebootNeededError as error:
+            if failed := self._put_back(before):
+                raise ModeNotAppliedError(f"{error}; not restored: {'; '.join(failed)}") from None
+            raise
+        self._base = preset
+        return self.current_mode()
+
+    def _require_preset(self, preset: NvpmodelMode, wanted: PowerMode) -> None:
+        """Check that a preset is in force.
+
+        Raises:
+            ModeNotAppliedError: another mode was read back.
+        """
+        if (mode_id := self._mode_id()) != preset.mode_id:
+            raise ModeNotAppliedError(f"nvpmodel did not set {preset.name}: it reports mode {mode_id}")
+        found = self.current_mode()
         tables = ((wanted.cores,), self.space.cpu_khz, self.space.gpu_hz, self.space.mem_hz)
         for knob, expected, held, table in zip(PowerMode._fields, wanted, found, tables, strict=True):
             # nvpmodel may round a limit up or down, so a difference of one step of the table is accepted.
             place = table.index(expected)
             if not table[max(place - 1, 0)] <= held <= table[min(place + 1, len(table) - 1)]:
-                raise ModeNotAppliedError(f"nvpmodel set {name}, but {knob}: wanted {expected}, found {held}")
-        self._base = preset
-        return found
+                raise ModeNotAppliedError(f"nvpmodel set {preset.name}, but {knob}: wanted {expected}, found {held}")
+
+    def _preset_settings(self, preset: NvpmodelMode, wanted: PowerMode) -> JetsonSettings:
+        """Return the widest ranges that a preset allows.
+
+        Args:
+            preset: the preset.
+            wanted: its mode.
+        """
+        lowest = self.space.lowest
+        limits_khz = {
+            _first_core(self._conf.paths[setting]): (lowest.cpu_khz, limited(self.space.cpu_khz, int(value)))
+            for setting, value in preset.settings.items()
+            if is_cpu_clock(setting[0]) and setting[1] == "MAX_FREQ" and setting in self._conf.paths
+        }
+        online = (
+            core for core in range(self.cpu.cores) if preset.settings.get(("CPU_ONLINE", f"CORE_{core}"), "1") != "0"
+        )
+        return JetsonSettings(
+            CpuSettings(frozenset(online), (lowest.cpu_khz, wanted.cpu_khz), limits_khz),
+            (lowest.gpu_hz, wanted.gpu_hz),
+            self.memory.at(wanted.mem_hz, with_lock=False),
+        )
 
     def knobs(self) -> Knobs:
         """Return the current settings, for `restore`.
@@ -123,7 +175,8 @@ class NvpmodelDevice(SysfsDevice):
     def restore(self, knobs: Knobs) -> None:
         """Restore settings that `knobs` returned, in this process or an earlier one.
 
-        First nvpmodel's mode is restored, since it persists over a reboot, then each single setting.
+        After all reductions, nvpmodel's mode is restored, since it persists over a reboot, then each single setting. If
+        the owner had lowered a setting below nvpmodel's mode, that mode is in force for a moment.
 
         Raises:
             InvalidInputError: the settings are not this board's.
@@ -135,7 +188,11 @@ class NvpmodelDevice(SysfsDevice):
             raise InvalidInputError(f"{self.board_kind}: cannot restore without {_KEPT_ID} and {_KEPT_CONF}")
         self.require_restorable(kept)
         base = self._read_conf(conf_path).mode_of_id(int(mode_id))
+        to = self._saved(as_numbers(kept))
         failed: list[str] = []
+        for step in chain(self._reductions(to), self._arrivals(to)):
+            with suppress(ModeNotAppliedError):  # each one is tried again
+                step()
         with noting(failed):
             self._activate(conf_path, int(mode_id))
         with noting(failed):
@@ -144,12 +201,21 @@ class NvpmodelDevice(SysfsDevice):
             raise ModeNotAppliedError("; ".join(failed))
         self._base = base
 
+    def _raise(self, to: JetsonSettings, conf_path: str, mode_id: int) -> None:
+        """Let nvpmodel set a mode after the reductions to it, with all cores online at its clocks.
+
+        nvpmodel would bring cores online at their old clocks, and set the clocks later.
+        """
+        for step in self._arrivals(to):
+            step()
+        self._activate(conf_path, mode_id)
+
     def _activate(self, conf_path: str, mode_id: int) -> None:
         result = self._run(["nvpmodel", "-f", conf_path, "-m", str(mode_id)], _NO_REBOOT)
         output = result.output.lower()
         if "reboot" in output:
             raise RebootNeededError(
-                f"nvpmodel: mode {mode_id} of {conf_path} needs a reboot, so the old mode was kept. To apply"
+                f"nvpmodel: mode {mode_id} of {conf_path} needs a reboot, so it was not applied. To apply"
                 f" it, run `nvpmodel -f {conf_path} -m {mode_id}` yourself and reboot"
             )
         if "chroot" in output:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from edge_agent.devices.device import Activity, Conditions, Knobs, ModeNotAppliedError, Provenance
-from edge_agent.devices.jetson.cpu import Cpu
+from edge_agent.devices.jetson.cpu import Cpu, CpuSettings
 from edge_agent.devices.jetson.fan import Fan
 from edge_agent.devices.jetson.gpu import Gpu
 from edge_agent.devices.jetson.identity import identify
-from edge_agent.devices.jetson.knob_files import noting
-from edge_agent.devices.jetson.memory import Memory
+from edge_agent.devices.jetson.knob_files import Step, noting
+from edge_agent.devices.jetson.memory import Memory, MemorySettings
 from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfError, parse_conf
 from edge_agent.devices.jetson.presets import preset_mode
 from edge_agent.devices.jetson.rails import BoardPower
@@ -29,10 +31,26 @@ from wattfleet_io.programs import RunProgram
 _NANO_MEMORY_HZ = (1_600_000_000,)
 
 
+@dataclass(frozen=True)
+class JetsonSettings:
+    """The settings of a board that a mode sets.
+
+    Attributes:
+        cpu: cores and their frequencies.
+        gpu_hz: the GPU's lowest and highest frequency, Hz.
+        memory: the memory's cap and lock.
+    """
+
+    cpu: CpuSettings
+    gpu_hz: tuple[int, int]
+    memory: MemorySettings
+
+
 class SysfsDevice(PhysicalBoard):
     """A Jetson read and set through sysfs (a `Device`); changing anything needs root.
 
-    A mode is held by setting both minimum and maximum of each frequency to it.
+    A mode is held by setting both minimum and maximum of each frequency to it. Every change makes all reductions first,
+    then the increases, so that no state in between draws more than both of its ends.
 
     Args:
         tree: the board's files.
@@ -109,19 +127,23 @@ class SysfsDevice(PhysicalBoard):
             ModeNotAppliedError: the kernel refused a setting, or another value was read back.
         """
         self.require_offered(mode)
-        self.cpu.set(mode.cores, mode.cpu_khz)
-        self.gpu.set(mode.gpu_hz)
-        self.memory.set(mode.mem_hz)
-        found = self.differences(mode)
-        if found:
-            raise ModeNotAppliedError(f"the mode {mode.label()} was set, but: {'; '.join(found)}")
+        to = self._settings(mode)
+
+        def raise_limits() -> None:
+            for step in self._increases(to):
+                step()
+            if found := self.differences(mode):
+                raise ModeNotAppliedError(f"the mode {mode.label()} was set, but: {'; '.join(found)}")
+
+        self._change(to, mode.label(), raise_limits)
 
     def differences(self, mode: PowerMode) -> list[str]:
         """Describe how the current settings differ from an applied mode."""
+        to = self._settings(mode)
         return [
-            *self.cpu.differences(mode.cores, mode.cpu_khz),
-            *self.gpu.differences(mode.gpu_hz),
-            *self.memory.differences(mode.mem_hz),
+            *self.cpu.differences(to.cpu),
+            *self.gpu.differences(to.gpu_hz),
+            *self.memory.differences(to.memory),
         ]
 
     def require_offered(self, mode: PowerMode) -> None:
@@ -154,7 +176,7 @@ class SysfsDevice(PhysicalBoard):
         Raises:
             ModeNotAppliedError: the fan cannot be held or restored.
         """
-        before = _as_numbers(self.fan.knobs())
+        before = as_numbers(self.fan.knobs())
         try:
             self.fan.hold_full()
             yield
@@ -167,7 +189,7 @@ class SysfsDevice(PhysicalBoard):
         Raises:
             ModeNotAppliedError: a setting cannot be read.
         """
-        return {**self.cpu.knobs(), **self.gpu.knobs(), **self.memory.knobs(), **self.fan.knobs()}
+        return {**self._board_knobs(), **self.fan.knobs()}
 
     def require_restorable(self, knobs: Knobs) -> None:
         """Check that settings belong to this board, before changing any.
@@ -182,7 +204,7 @@ class SysfsDevice(PhysicalBoard):
             raise InvalidInputError(f"{self.board_kind}: cannot restore without {', '.join(sorted(missing))}")
         if unknown:
             raise InvalidInputError(f"{self.board_kind}: has no {', '.join(sorted(unknown))} to restore")
-        _as_numbers(knobs)
+        as_numbers(knobs)
 
     def restore(self, knobs: Knobs) -> None:
         """Restore settings that `knobs` returned, in this process or an earlier one.
@@ -194,19 +216,118 @@ class SysfsDevice(PhysicalBoard):
             ModeNotAppliedError: some were refused, or other values were read back.
         """
         self.require_restorable(knobs)
-        values = _as_numbers(knobs)
-        steps: tuple[Callable[[Mapping[str, int]], None], ...] = (
-            self.cpu.put_back,
-            self.gpu.put_back,
-            self.memory.put_back,
-            self.fan.put_back,
-        )
-        failed: list[str] = []
-        for put_back in steps:
-            with noting(failed):
-                put_back(values)
+        values = as_numbers(knobs)
+        failed = self._put_back(self._saved(values))
+        with noting(failed):
+            self.fan.put_back(values)
         if failed:
             raise ModeNotAppliedError(f"not restored: {'; '.join(failed)}")
+
+    def _settings(self, mode: PowerMode, locks_memory: bool = True) -> JetsonSettings:
+        """Return the settings of a mode.
+
+        Args:
+            mode: the mode.
+            locks_memory: whether the memory is locked, if it can be; if not, its lock stays as it is.
+        """
+        return JetsonSettings(
+            self.cpu.at(mode.cores, mode.cpu_khz),
+            (mode.gpu_hz, mode.gpu_hz),
+            self.memory.at(mode.mem_hz, with_lock=locks_memory),
+        )
+
+    def _saved(self, values: Mapping[str, int]) -> JetsonSettings:
+        """Return the settings that `knobs` returned."""
+        return JetsonSettings(self.cpu.saved(values), self.gpu.saved_limits(values), self.memory.saved(values))
+
+    def _change(self, to: JetsonSettings, label: str, raise_limits: Callable[[], None]) -> None:
+        """Change to other settings, so that no state in between draws more than both the old and the new ones.
+
+        If a reduction fails, the other reductions are still made, and nothing is raised. If an increase fails, the
+        increases so far are taken back. The board is then left with the lower of the old and new settings.
+
+        Args:
+            to: the new settings.
+            label: their name in errors.
+            raise_limits: makes all other changes once the reductions are in force.
+
+        Raises:
+            ModeNotAppliedError: a step failed.
+        """
+        failed: list[str] = []
+        for step in self._reductions(to):
+            with noting(failed):
+                step()
+        if failed:
+            raise ModeNotAppliedError(failed[0])
+        if found := self._not_lowered(to):
+            raise ModeNotAppliedError(f"the mode {label} was not applied: {'; '.join(found)}")
+        lowered = self._saved(as_numbers(self._board_knobs()))
+        try:
+            raise_limits()
+        except ModeNotAppliedError:
+            cpu = replace(lowered.cpu, sets_offline_policies=False)
+            for step in self._reductions(replace(lowered, cpu=cpu)):
+                with suppress(ModeNotAppliedError):
+                    step()
+            raise
+
+    def _put_back(self, to: JetsonSettings) -> list[str]:
+        """Change to earlier settings, whatever fails; return what failed."""
+        failed: list[str] = []
+        for step in chain(self._reductions(to), self._increases(to)):
+            with noting(failed):
+                step()
+        known = {_path_in(text) for text in failed}
+        found = [
+            *self.cpu.differences(to.cpu),
+            *self.gpu.differences(to.gpu_hz),
+            *self.memory.differences(to.memory),
+        ]
+        return [*dict.fromkeys(failed), *(text for text in found if _path_in(text) not in known)]
+
+    def _reductions(self, to: JetsonSettings) -> Iterator[Step]:
+        """Yield the steps to other settings that cannot raise the board's power."""
+        yield from self.cpu.reductions(to.cpu)
+        yield from self.gpu.reductions(to.gpu_hz)
+        yield from self.memory.reductions(to.memory)
+
+    def _not_lowered(self, to: JetsonSettings) -> list[str]:
+        """Describe which reductions have not taken effect."""
+        return [
+            *self.cpu.not_lowered(to.cpu),
+            *self.gpu.not_lowered(to.gpu_hz),
+            *self.memory.not_lowered(to.memory),
+        ]
+
+    def _arrivals(self, to: JetsonSettings) -> Iterator[Step]:
+        """Yield the steps that bring cores online.
+
+        If a core has to run at an old clock until the clock can be set, everything else is lowered first.
+        """
+        if self.cpu.passes_old_limits(to.cpu):
+            lowest_hz = self.gpu.table_hz[0]
+            locks_memory = to.memory.lock_hz is not None
+            yield from self._reductions(
+                JetsonSettings(self.cpu.lowest(), (lowest_hz, lowest_hz), self.memory.lowest(locks_memory))
+            )
+        yield from self.cpu.arrivals(to.cpu)
+
+    def _increases(self, to: JetsonSettings) -> Iterator[Step]:
+        """Yield the remaining steps to other settings, after `_reductions`."""
+        yield from self._arrivals(to)
+        yield from self.cpu.increases(to.cpu)
+        yield from self.gpu.increases(to.gpu_hz)
+        yield from self.memory.increases(to.memory)
+
+    def _board_knobs(self) -> dict[str, str]:
+        """Return the current settings that a mode sets."""
+        return {**self.cpu.knobs(), **self.gpu.knobs(), **self.memory.knobs()}
+
+
+def _path_in(text: str) -> str:
+    """Return the file that a description of a failure names."""
+    return text.partition(": ")[0]
 
 
 def default_memory_hz(kind: str) -> tuple[int, ...]:
@@ -214,7 +335,12 @@ def default_memory_hz(kind: str) -> tuple[int, ...]:
     return BOARDS[kind].space.mem_hz if kind in BOARDS else _NANO_MEMORY_HZ
 
 
-def _as_numbers(knobs: Knobs) -> dict[str, int]:
+def as_numbers(knobs: Knobs) -> dict[str, int]:
+    """Return the values of settings as numbers.
+
+    Raises:
+        InvalidInputError: one is not a number.
+    """
     for name, value in knobs.items():
         if not re.fullmatch(r"-?\d+", value):
             raise InvalidInputError(f"cannot restore {name}: {value!r} is not a number")

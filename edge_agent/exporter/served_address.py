@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge_agent.paths import EXPORTER_FILE
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.atomic_files import read_regular_file, remove_file, replace_file
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, remove_file, replace_file
 from wattfleet_io.parsing import parse_json
 
 _log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ def noted(url: str, state_directory: Path) -> Iterator[None]:
     """Record the URL of the metrics within this context."""
     path = state_directory / EXPORTER_FILE
     try:
-        state_directory.mkdir(parents=True, exist_ok=True)
+        make_state_folder(state_directory)
         replace_file(path, json.dumps({"url": url}).encode() + b"\n")
     except OSError as error:
         _log.debug("%s: cannot be written: %s", path, error.strerror)

@@ -25,6 +25,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload, WorkloadFacts, require_workload_name
 from wattfleet.prediction import MIN_MODES, Artefact
 from wattfleet.prediction.roofline import BASE_BATCH
+from wattfleet_io.atomic_files import make_state_folder
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def profile_manually(
 
 def _create(state_directory: Path) -> None:
     try:
-        state_directory.mkdir(parents=True, exist_ok=True)
+        make_state_folder(state_directory)
     except OSError as error:
         raise InvalidInputError(
             f"{state_directory}: cannot be created: {error.strerror}; run this as root, or pass another --state-dir"

@@ -62,6 +62,7 @@ class OnlineLearner:
 
     Attributes:
         known: what is known of the workload.
+        unmeasured: why the latest training has measured no mode; None if it has, or if there was no training.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class OnlineLearner:
         self._news = 0
         self._batches = OfferedBatches(known.workload.batches)
         self._short_trainings = ShortTrainings()
+        self.unmeasured: str | None = None
         self._take(fitted, self._basis)
 
     @property
@@ -272,8 +274,8 @@ class OnlineLearner:
         """
         if self.known.minibatches_per_epoch is None:
             _log.warning(
-                "nothing was learned from the training: its number of minibatches is unknown; wrap the app's data "
-                "loader with `wattfleet_flower.profiled`"
+                "nothing was learned from the training's time: its number of minibatches is unknown, since the app has"
+                " reported no data loader with a length (`len(loader)`)"
             )
             self.refit()
             return None
@@ -351,7 +353,7 @@ class OnlineLearner:
             minibatches: number of minibatches of the training; infinite if unknown.
         """
         if self._short_trainings.is_too_short(minibatches):
-            return ProductiveProfiler(self._device, [], self._journal)
+            return self._nothing_to_measure(f"a training of {minibatches:,.0f} minibatches is too short to measure one")
         profile = self._profile()
         known = len(own_rows(profile, self._journal.batch))
         most = min(most_modes(self._journal, self._limit), len(self._device.modes))
@@ -359,7 +361,7 @@ class OnlineLearner:
             most = max(0, most - (len(profile) - known))
         settled_at, settled_w = self._settled
         if known >= most or (known == settled_at and power_limit_w <= settled_w):
-            return ProductiveProfiler(self._device, [], self._journal)
+            return self._nothing_to_measure(f"no further mode is worth measuring within {power_limit_w:.1f} W")
         settings = SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed)
         try:
             with self._fitting() as (fitting, basis):
@@ -370,12 +372,17 @@ class OnlineLearner:
                 exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
                 chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
         except (FittingFailedError, StoppedError) as error:
-            _log.error("no modes are measured during this training: %s", str(error) or "the agent is stopping")
-            return ProductiveProfiler(self._device, [], self._journal)
+            why = str(error) or "the agent is stopping"
+            _log.error("no modes are measured during this training: %s", why)
+            return self._nothing_to_measure(why)
         if not chosen:
             # The app waits for every fit, so a fit is not repeated before there is new data.
             self._settled = (known, power_limit_w)
+            return self._nothing_to_measure(f"no further mode is worth measuring within {power_limit_w:.1f} W")
         return ProductiveProfiler(self._device, chosen, self._journal)
+
+    def _nothing_to_measure(self, why: str) -> ProductiveProfiler:
+        return ProductiveProfiler(self._device, [], self._journal, why_none=why)
 
     def granted_mode(self, mode: PowerMode, power_limit_w: float) -> PowerMode:
         """Return the mode to train in under a grant.

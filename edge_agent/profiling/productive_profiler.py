@@ -37,6 +37,7 @@ class ProductiveProfiler:
         modes: modes to measure, in this order; those in the journal are skipped.
         journal: the journal for the records.
         settings: how long to measure each mode.
+        why_none: why there is no mode to measure, for people; empty if there is one.
 
     Attributes:
         measured: number of modes measured so far.
@@ -49,6 +50,7 @@ class ProductiveProfiler:
         modes: Iterable[PowerMode],
         journal: Journal,
         settings: ProfilerSettings = DEFAULT_SETTINGS,
+        why_none: str = "",
     ) -> None:
         self._device = device
         self._journal = journal
@@ -61,6 +63,7 @@ class ProductiveProfiler:
         self._has_begun = self._spans_pass = False
         self._own_mode: PowerMode | None = None
         self._held = ExitStack()
+        self._why_none = why_none
 
     @property
     def measuring(self) -> bool:
@@ -71,6 +74,15 @@ class ProductiveProfiler:
     def is_cut_off(self) -> bool:
         """Whether the first measurement of the training was not finished."""
         return self._has_begun and not self.measured and not self.discarded
+
+    @property
+    def why_none_measured(self) -> str:
+        """Why no mode was measured in this training, for people; empty if one was, or if this is not known."""
+        if self.measured:
+            return ""
+        if self.discarded:
+            return "every measurement was disturbed; the agent's log has the reasons"
+        return "the training is too short to measure one" if self.is_cut_off else self._why_none
 
     def profiled(
         self, loader: Iterable[Batch], finish_step: Callable[[], None] = wait_for_gpu

@@ -19,7 +19,7 @@ from edge_agent.profiling.journal import read_header
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import Workload, WorkloadFacts
-from wattfleet_io.atomic_files import read_regular_file, replace_file, require_own_folder
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file, require_own_folder
 from wattfleet_io.parsing import parse_json
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class WorkloadFolders:
         folder = self.folder(known.workload.name)
         self._count_uses()  # before a folder without a description can exist
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_state_folder(folder)
             require_own_folder(self._root)
             require_own_folder(folder)
         except OSError as error:

@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.devices.device import Device
-from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, REVOKED_FILE, SERVED_FILE, SESSION_FILE, WELCOME_FILE
+from edge_agent.devices.virtual.span_file import SpanFile, record_work
+from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.paths import (
+    INSTALLATION_FILE,
+    OUTBOX_FILE,
+    REVOKED_FILE,
+    SERVED_FILE,
+    SESSION_FILE,
+    WELCOME_FILE,
+    WORK_FILE,
+)
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.board_sampler import BoardSampler
@@ -28,7 +38,7 @@ from edge_agent.serving.duty_process import keep_duty_in_process
 from edge_agent.serving.duty_service import DutyServicer
 from edge_agent.serving.inference_measuring import InferenceMeasuring
 from edge_agent.serving.inference_rows import InferenceRows
-from edge_agent.serving.served_spans import SpanFile
+from edge_agent.serving.served_spans import ServedSpan
 from edge_agent.serving.serving_board import ServingBoard
 from edge_agent.serving.simulated_duty import SWITCH_MS, measure_inference, require_simulated, simulated_duty
 from edge_agent.serving.turns import Kind
@@ -86,6 +96,8 @@ async def _run_with_device(
     settings: AgentSettings, device: Device, profiled: ProfiledWorkload, stop: asyncio.Event
 ) -> None:
     state_directory = settings.device.state_dir
+    if isinstance(device, VirtualBoard):
+        record_work(device, state_directory / WORK_FILE)
     duty_file, rows = DutyFile(state_directory), InferenceRows(state_directory)
     serving = await asyncio.to_thread(_simulated_serving, settings.device, device, rows)
     turns = DeviceTurns() if serving is None else serving.turns
@@ -171,7 +183,7 @@ def _simulated_serving(settings: DeviceSettings, device: Device, rows: Inference
     duty, simulated = simulated_duty(settings.simulated_duty), require_simulated(device)
     measure_inference(simulated, duty.workload, rows, settings.seed)
     turns = DeviceTurns(simulated.clock.now_s, switch_ms=SWITCH_MS)
-    return ServingBoard(simulated, turns, duty, settings.seed, SpanFile(settings.state_dir / SERVED_FILE))
+    return ServingBoard(simulated, turns, duty, settings.seed, SpanFile(settings.state_dir / SERVED_FILE, ServedSpan))
 
 
 def restore_duty(turns: DeviceTurns, duty_file: DutyFile, device: Device) -> None:

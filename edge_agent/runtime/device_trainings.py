@@ -33,6 +33,7 @@ from edge_agent.runtime.states import (
     Event,
     TrainingAborted,
     TrainingBegan,
+    TrainingParked,
     TrainingRejected,
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
@@ -166,6 +167,7 @@ class DeviceTrainings:
                             answers.put(local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring)))
                         else:
                             request = event
+                unmeasured = self._watch.why_unmeasured()
                 finished, observed = await self._finished(assignment, grant, request.finish)
             except _DEVICE_ERRORS as error:
                 # Park it at once: it must not draw its training power until it has recovered.
@@ -183,7 +185,10 @@ class DeviceTrainings:
                 raise
             finally:
                 self.running = None
-            await run_uncancelled(learn_from_round(training.learner, observed, request.finish, self._supervisor))
+            self._supervisor.handle(TrainingParked("learns from its training"))
+            await run_uncancelled(
+                learn_from_round(training.learner, observed, request.finish, self._supervisor, unmeasured)
+            )
         # The next plan needs the observation: deliver it before Flower gets the reply. While the coordinator is
         # unreachable, do not wait: the outbox keeps it.
         if not (self._session.connected and await self._session.flush(self._acknowledge_timeout_s)):
@@ -251,6 +256,7 @@ class DeviceTrainings:
         """
         await shield_until_done(training.park)
         self._session.grants.ended()
+        self._supervisor.handle(TrainingParked(f"the training stops: {reason}"))
         _log.warning("the training stops: %s", reason)
 
     async def _give_up(self, event: Event) -> None:

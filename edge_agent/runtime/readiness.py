@@ -32,6 +32,7 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
 from wattfleet.prediction import Artefact
 from wattfleet.prediction.roofline import BASE_BATCH
+from wattfleet_io.atomic_files import make_state_folder
 from wattfleet_io.console import plain_text
 from wattfleet_proto.convert import (
     front_to_message,
@@ -228,7 +229,7 @@ def prepare_device(
     """
     identity, profile = settings.device, settings.profile
     references = usable_references(references)
-    identity.state_dir.mkdir(parents=True, exist_ok=True)
+    make_state_folder(identity.state_dir)
     folders = WorkloadFolders(identity.state_dir)
     folders.move_in_earlier(profile.minibatches_per_epoch)
     default = _default_workload(device, profiled, profile.minibatches_per_epoch)

@@ -21,6 +21,7 @@ async def learn_from_round(
     observed: Observed | None,
     finish: local_pb2.FinishTraining,
     supervisor: RecoverySupervisor,
+    unmeasured: str | None = None,
 ) -> None:
     """Learn from a round, and report the state that follows.
 
@@ -29,6 +30,7 @@ async def learn_from_round(
         observed: the observation of the round; None if there is none.
         finish: the app's last message.
         supervisor: handles the end of the training.
+        unmeasured: why the training has measured no mode; None if it has measured one.
     """
     drift = not_learned = None
     failed = finish.failed
@@ -48,6 +50,11 @@ async def learn_from_round(
         # An unexpected error ends only the learning: the device is parked and ready for the next round.
         _log.exception("nothing was learned from the round")
         not_learned = "nothing was learned from the round; see the agent's log"
-    await supervisor.handle_with_front(TrainingEnded(failed, drift, not_learned))
+    if failed or learner.profiled_modes:
+        unmeasured = None
+    if unmeasured is not None and unmeasured != learner.unmeasured:
+        _log.warning("no mode of %s measured yet: %s", learner.known.workload.name, unmeasured)
+    learner.unmeasured = unmeasured
+    await supervisor.handle_with_front(TrainingEnded(failed, drift, not_learned, unmeasured))
     if has_less_choice:
         await supervisor.report_fronts()

@@ -49,6 +49,17 @@ class TrainingBegan:
 
 
 @dataclass(frozen=True)
+class TrainingParked:
+    """The device is parked and its grant is over, but it is not free for the next round yet.
+
+    Attributes:
+        why: what it still does, for people.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True)
 class TrainingRejected:
     """The app made an invalid request; the device is parked."""
 
@@ -68,11 +79,13 @@ class TrainingEnded:
         failed: the app's training failed, so nothing was learned.
         drift: why the device has to be profiled again; None if it does not.
         not_learned: why nothing could be learned from the round; None if it could.
+        unmeasured: why no mode of the workload has been measured so far; None if one has.
     """
 
     failed: bool = False
     drift: str | None = None
     not_learned: str | None = None
+    unmeasured: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,7 @@ Event = (
     ModeMeasured
     | ProfileEnded
     | TrainingBegan
+    | TrainingParked
     | TrainingRejected
     | TrainingAborted
     | TrainingEnded
@@ -131,6 +145,7 @@ _POSSIBLE: dict[type[Event], frozenset[DeviceState]] = {
     ModeMeasured: frozenset({DeviceState.ENROLLED, DeviceState.PROFILING}),
     ProfileEnded: frozenset({DeviceState.ENROLLED, DeviceState.PROFILING}),
     TrainingBegan: MAY_TRAIN,
+    TrainingParked: frozenset({DeviceState.TRAINING}),
     TrainingRejected: frozenset({DeviceState.TRAINING}),
     # The app may also disconnect while its mode is being applied.
     TrainingAborted: frozenset({DeviceState.READY, DeviceState.TRAINING, DeviceState.DEGRADED}),
@@ -170,6 +185,8 @@ def _decided(state: DeviceState, event: Event) -> Decision:
         return _parked("profiled again" if event.repeated else None, Action.REPORT_FRONT)
     if isinstance(event, TrainingBegan):
         return Decision(DeviceState.TRAINING, f"training in {event.mode}")
+    if isinstance(event, TrainingParked):
+        return Decision(DeviceState.TRAINING, f"parked; {event.why}")
     if isinstance(event, TrainingRejected):
         return _parked(event.reason)
     if isinstance(event, TrainingAborted):
@@ -189,7 +206,10 @@ def _after_training(ended: TrainingEnded) -> Decision:
         return _parked(ended.not_learned)
     if ended.drift is not None:
         return Decision(DeviceState.PROFILING, f"profiling again: {ended.drift}", frozenset({Action.REPROFILE}))
-    return _parked(None) if ended.failed else _parked(None, Action.REPORT_FRONT)
+    if ended.failed:
+        return _parked(None)
+    why = None if ended.unmeasured is None else f"no mode measured yet: {ended.unmeasured}"
+    return _parked(why, Action.REPORT_FRONT)
 
 
 def _parked(why: str | None, *actions: Action) -> Decision:

@@ -7,7 +7,7 @@ from pathlib import Path
 from edge_agent.paths import DUTY_FILE
 from wattfleet.duties import Duty
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.atomic_files import read_regular_file, remove_file, replace_file
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, remove_file, replace_file
 
 _MAX_BYTES = 100_000
 
@@ -49,7 +49,7 @@ class DutyFile:
         """
         try:
             if duty is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                make_state_folder(self._path.parent)
                 replace_file(self._path, duty.to_json().encode() + b"\n")
             else:
                 remove_file(self._path)

@@ -15,7 +15,7 @@ from edge_agent.paths import INFERENCE_DIRECTORY
 from edge_agent.profiling.workload_folders import folder_name
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement, PowerMode, Profile, Task
-from wattfleet_io.atomic_files import read_regular_file, remove_file, replace_file
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, remove_file, replace_file
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class InferenceRows:
         merged = Profile.of(list(kept.values())[-MAX_ROWS:], Task.INFERENCE)
         path = self._path(workload)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_state_folder(path.parent)
             replace_file(path, _content(merged))
             self._remove_oldest()
         except OSError as error:

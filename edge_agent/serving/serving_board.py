@@ -11,11 +11,12 @@ from functools import partial
 from edge_agent.devices.device import AppTraining
 from edge_agent.devices.virtual.served_duty import RequestService, ServedDuty, SharedBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.span_file import SpanFile
 from edge_agent.devices.virtual.virtual_app_training import VirtualTraining
 from edge_agent.devices.virtual.virtual_board import Load
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_device import DutyDevice
-from edge_agent.serving.served_spans import ServedSpan, SpanFile
+from edge_agent.serving.served_spans import ServedSpan
 from edge_agent.serving.simulated_duty import LARGEST_BATCH, SWITCH_MS, served
 from wattfleet.duties import ConstantArrivals, Demand, Duty
 from wattfleet.modes import PowerMode, Workload
@@ -52,7 +53,9 @@ class ServingBoard(DutyDevice):
         file: records what was served.
     """
 
-    def __init__(self, board: SimulatedDevice, turns: DeviceTurns, duty: Duty, seed: int, file: SpanFile) -> None:
+    def __init__(
+        self, board: SimulatedDevice, turns: DeviceTurns, duty: Duty, seed: int, file: SpanFile[ServedSpan]
+    ) -> None:
         super().__init__(board, turns)
         assert isinstance(duty.arrivals, ConstantArrivals), "simulated requests have a constant rate"
         self._simulated = board

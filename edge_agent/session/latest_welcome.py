@@ -9,7 +9,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from edge_agent.session.answers import UnusableAnswerError, require_usable
-from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
 from wattfleet_io.console import plain_text
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_proto.version import common_version
@@ -56,7 +56,7 @@ class WelcomeFile:
         except (OSError, ValueError):
             pass  # it is replaced below
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_state_folder(self._path.parent)
             replace_file(self._path, json_format.MessageToJson(welcome, preserving_proto_field_name=True).encode())
         except OSError as error:
             _log.error(

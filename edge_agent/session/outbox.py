@@ -13,7 +13,7 @@ from google.protobuf import json_format
 
 from edge_agent.settings import SessionSettings
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
 from wattfleet_proto.convert import front_from_message, workload_from_message
 from wattfleet_proto.v1 import session_pb2
 
@@ -55,7 +55,7 @@ class OutboxFile:
         """Replace the stored reports. If that fails, log it once and keep the reports in memory only."""
         content = b"".join(_line(request) for request in requests if not request.HasField("state"))
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_state_folder(self._path.parent)
             replace_file(self._path, content, self._write)
         except OSError as error:
             if self._writable:

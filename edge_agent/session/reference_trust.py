@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
 from wattfleet_io.clock import unix_now_s
 from wattfleet_io.parsing import parse_json_object
 from wattfleet_proto.message_sizes import MAX_METADATA_BYTES
@@ -173,7 +173,7 @@ def trust_root(folder: Path, root: bytes, now_s: float) -> str:
             "this is not a root of signed references: pass the newest N.root.json from the operator's folder"
         ) from None
     try:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_state_folder(folder)
         path = folder / _ROOT_FILE
         if not path.exists() or read_regular_file(path) != root:
             (folder / _STATUS_FILE).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
 from wattfleet_io.parsing import parse_json
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class RevokedCertificates:
         if self._path is None:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_state_folder(self._path.parent)
             replace_file(self._path, json.dumps({"serials": sorted(received)}).encode() + b"\n")
         except OSError as error:
             _log.error(

@@ -18,6 +18,7 @@ from tuf.api.metadata import TargetFile
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from edge_agent.session.reference_trust import CoordinatorAwayError, ReferenceUntrustedError, Refusal
+from wattfleet_io.atomic_files import make_state_folder
 from wattfleet_io.console import plain_text
 from wattfleet_io.tasks import run_uncancelled
 from wattfleet_proto.message_sizes import MAX_METADATA_BYTES, MAX_REASON_LENGTH
@@ -172,7 +173,7 @@ def _refreshed(folder: Path, root: bytes, fetcher: _CoordinatorFetcher, now: dat
     with _named_errors():
         fetcher.download_bytes(_BASE + TIMESTAMP_FILE, MAX_METADATA_BYTES)
         at = max(now, fetcher.coordinator_time)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_state_folder(folder)
         updater = _UpdaterAt(folder, root, fetcher, at)
         updater.refresh()
     return NamedTargets(updater, at)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge_agent.paths import SESSION_FILE
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
 from wattfleet_io.console import duration_text
 from wattfleet_io.logs import fields
 from wattfleet_io.parsing import parse_json
@@ -113,7 +113,7 @@ class SessionNews:
             return
         content = {"address": self._address, "problem": self._shown, "is_exposed": self._is_exposed}
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_state_folder(self._path.parent)
             replace_file(self._path, json.dumps(content).encode() + b"\n")
         except OSError as error:
             _log.debug("%s: cannot be written: %s", self._path, error.strerror)

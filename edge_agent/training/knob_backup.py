@@ -17,6 +17,7 @@ from pathlib import Path
 from edge_agent.devices.device import Device, Knobs
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.atomic_files import (
+    make_state_folder,
     open_regular_file,
     read_regular_file,
     remove_file,
@@ -206,7 +207,7 @@ def holder_of(folder: Path) -> str | None:
 def _locked(folder: Path, write: Callable[[int, bytes], int]) -> Iterator[None]:
     path = folder / LOCK_FILE
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_state_folder(folder)
         require_own_folder(folder)
         descriptor = open_regular_file(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:

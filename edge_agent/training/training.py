@@ -32,6 +32,11 @@ _FEWEST_MINIBATCHES = 40
 _LONGEST_FACTOR = 2.0
 # The observation starts again if the app waited longer than this for the agent before its first report, s.
 _NEGLIGIBLE_S = 0.1
+_LOADER_UNKNOWN = (
+    "the app has not reported its data loader; unless it is a PyTorch DataLoader in a training loop, wrap it in"
+    " `wattfleet_flower.profiled`"
+)
+_NOT_REPORTED = "the app has reported no minibatches; wrap its data loader in `wattfleet_flower.profiled`"
 
 
 @dataclass
@@ -247,6 +252,17 @@ class TrainingWatch:
             _log.error("measuring modes ended for this training: %s", error)
             self._end_measurements(running, running.profiler)
         return running.profiler.measuring and not running.measurements_ended
+
+    def why_unmeasured(self) -> str | None:
+        """Return why the training in progress has measured no mode, with the remedy; None if it has measured one."""
+        running = self._running
+        assert running is not None, "a training is asked before its finish"
+        if running.shared is not None:
+            return "none is measured while the device answers requests"
+        if running.profiler is None:
+            return _NOT_REPORTED if running.loader is not None else _LOADER_UNKNOWN
+        why = running.profiler.why_none_measured
+        return "the training was changed too early" if why and running.measurements_ended else why or None
 
     def _waiting_since_s(self, running: _Running) -> float:
         """Return since when the app has waited for the answer to its first report, device-clock seconds."""

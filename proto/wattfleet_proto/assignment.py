@@ -45,6 +45,9 @@ MEASURED_KEY = "measured"
 TOOK_EPOCHS_KEY = "took-epochs"
 """In a reply: whether the app asked how many local epochs the plan has chosen; absent if the plan has chosen none."""
 
+UNPROFILED_KEY = "unprofiled"
+"""In a reply: why the app has reported no minibatches to the agent, so that no mode was measured; absent if it has."""
+
 OBSERVED_EPOCH_S_KEY = "observed-epoch-s"
 """In a reply: seconds of an epoch, as the agent has observed them."""
 

@@ -214,6 +214,7 @@ class PlannerStub:
         duration_s: predicted duration of every plan.
         enough_replies: number of replies that end a round, in every plan; 0 for all.
         of_assumed_length: devices that do not know yet how many minibatches their epoch has.
+        measured: the number of modes that devices have measured; 12 for the others.
         calls: the requests, in order.
         surveys: devices to grant a survey at the next requests for one, as far as they were requested.
         beside: devices to let measure beside the next rounds, likewise.
@@ -233,6 +234,7 @@ class PlannerStub:
     duration_s: float = 20.0
     enough_replies: int = 0
     of_assumed_length: Collection[str] = ()
+    measured: Mapping[str, int] = field(default_factory=dict)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     plans: dict[str, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
     surveys: list[Sequence[str]] = field(default_factory=list)

@@ -111,6 +111,8 @@ class FakedJetson(Tree):
             self._set_rate(int(text))
         else:
             super().write(path, text)
+        if path in (self.board.emc_cap, f"{LOCK}/mrq_rate_locked"):
+            self._follow_cap()
 
     def run(self, command: Sequence[str], answer: str) -> ProgramResult:
         """The system's programs: a `RunProgram`."""
@@ -237,6 +239,13 @@ class FakedJetson(Tree):
     def _set_rate(self, hz: int) -> None:
         if super().read(f"{LOCK}/mrq_rate_locked") == "1":
             super().write(f"{LOCK}/rate", str(self._rounded_up(hz)))
+
+    def _follow_cap(self) -> None:
+        """Let an unlocked memory run at its cap, as if it were busy."""
+        rate = f"{LOCK}/rate"
+        if self.exists(rate) and rate not in self.deaf and super().read(f"{LOCK}/mrq_rate_locked") == "0":
+            cap = int(super().read(self.board.emc_cap))
+            super().write(rate, str(cap or self.board.emc_hz[-1]))
 
     def _rounded_up(self, hz: int) -> int:
         return next((rate for rate in self.board.emc_hz if rate >= hz), self.board.emc_hz[-1])

@@ -9,8 +9,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -179,11 +179,20 @@ class RealFleet:
         ready = [each for each in self.devices().values() if each.state == session_pb2.DEVICE_STATE_READY]
         return len(ready) == len(self.device_ids)
 
-    def submit(self, app: Path, **config: str | int | float) -> AppRun:
-        """Start a run of the app in `tests/faults/boards_app`."""
+    def submit(self, app: Path, **config: str | int | float) -> tuple[str, Path]:
+        """Start a run of the app in `tests/faults/boards_app`; returns its id and the file of its notes."""
         notes = self._folder / f"notes-{time.monotonic_ns()}.jsonl"
         values = {"coordinator": self._address, "devices": len(self.device_ids), "notes": str(notes), **config}
-        return AppRun(self.flower.submit(app, values), notes, self.view)
+        return self.flower.submit(app, values), notes
+
+    @contextmanager
+    def running(self, app: Path, **config: str | int | float) -> Iterator[AppRun]:
+        """A run of the app, which is stopped at the end as a user does."""
+        run = AppRun(*self.submit(app, **config), self.view)
+        try:
+            yield run
+        finally:
+            self.flower.stop(run.run_id)
 
     def until(self, condition: Callable[[], object], what: str, within_s: float = _WITHIN_S) -> float:
         """Wait until a condition holds, on a machine that may be busy; returns the seconds that this took."""
@@ -238,18 +247,19 @@ class AppRun:
 
     Attributes:
         run_id: Flower's id.
+        notes_file: the file of its notes.
     """
 
-    def __init__(self, run_id: str, notes: Path, view: CoordinatorView) -> None:
+    def __init__(self, run_id: str, notes_file: Path, view: CoordinatorView) -> None:
         self.run_id = run_id
-        self._notes = notes
+        self.notes_file = notes_file
         self._view = view
 
     def notes(self, what: str, **values: Any) -> list[dict[str, Any]]:
         """The notes of one kind, such as `sent`, whose values are the given ones."""
-        if not self._notes.exists():
+        if not self.notes_file.exists():
             return []
-        lines = [json.loads(line) for line in self._notes.read_text().splitlines() if line.endswith("}")]
+        lines = [json.loads(line) for line in self.notes_file.read_text().splitlines() if line.endswith("}")]
         return [line for line in lines if line["what"] == what and values.items() <= line.items()]
 
     def seen(self) -> RunSeen:

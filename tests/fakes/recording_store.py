@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 
+from coordinator.state.event_records import EventFilter, EventRecord
 from coordinator.state.identity_records import AuditEntry
 from coordinator.state.records import (
     DeviceRecord,
@@ -71,6 +72,10 @@ class RecordingStore:
     def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
         self._read("audit log")
         return [each for each in self.saved if isinstance(each, AuditEntry)][-limit:]
+
+    def events(self, wanted: EventFilter) -> list[EventRecord]:
+        self._read("events")
+        return [each for each in self.saved if isinstance(each, EventRecord)][: -wanted.limit - 1 : -1]
 
     def plan_ids_of(self, run_id: str) -> list[str]:
         self._read(run_id)

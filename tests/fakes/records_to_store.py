@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
+from datetime import timedelta
 from typing import Any
 
 from coordinator.state.records import DeviceRecord, DeviceResult, ObservedTraining, RoundRecord
@@ -12,6 +14,14 @@ from tests.fakes.fronts import columns_of
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 
 BLANK = DeviceRecord("nano", "orin-nano", "simulated", 1_800)
+
+
+def old_runs_deleted(store: Store, older_than: timedelta, except_runs: Collection[str] = ()) -> list[str]:
+    """Delete all old runs from a store, as its writer does; returns their ids."""
+    deleted: list[str] = []
+    while (some := store.delete_some(older_than, except_runs)) is not None:
+        deleted += some
+    return deleted
 
 
 def planned_round(number: int = 1, run_id: str = RUN) -> RoundRecord:

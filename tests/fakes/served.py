@@ -14,7 +14,7 @@ import pytest
 from coordinator.display.view_values import state_word
 from coordinator.server import BoundAddresses, serve
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
+from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, RUN_NAME
 from wattfleet.choosing import Front
 from wattfleet_proto.convert import front_to_message, phase_to_message
 from wattfleet_proto.device_state import GrantPhase
@@ -235,7 +235,8 @@ class Client:
             planning_pb2.NodeBinding(node_id=NANO_NODE, device_id="nano"),
         ]
         await self.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
-        await self.planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=3))
+        start = planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=3, name=RUN_NAME)
+        await self.planning.StartRun(start)
         return orin, nano
 
     async def plan(self, number: int = 1, run_id: str = RUN) -> planning_pb2.PlanRoundResponse:

@@ -15,6 +15,7 @@ from wattfleet.planning.policies import AllDevices, Policy
 from wattfleet_proto.device_state import DeviceState
 
 RUN = "4711"
+RUN_NAME = "digits-night"
 ORIN_FRONT = front((10, 50), (20, 30), (40, 20))
 NANO_FRONT = front((35, 15), (60, 10))
 # Flower's node ids use all 64 bits.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.fronts import columns_of, front
 from tests.fakes.served import Agent, Client, hello_of, serving
-from tests.fakes.small_fleet import RUN
+from tests.fakes.small_fleet import RUN, RUN_NAME
 from wattfleet.choosing import Front
 from wattfleet.modes import BOARDS
 from wattfleet_proto.convert import front_to_message, mode_to_message
@@ -23,6 +24,27 @@ from wattfleet_proto.version import WORKLOADS_MINOR
 DEVICES = {f"{board}-{k}": (board, k) for board in ("agx-orin", "orin-nano") for k in range(1, 5)}
 HOT, THROTTLED, OVER_BUDGET, SLOWEST = "agx-orin-3", "orin-nano-3", "agx-orin-2", "orin-nano-4"
 _NODE = 2**63
+
+
+_CIRCUITS = """
+[supplies.site]
+budget = { watts = 160.0 }
+[supplies.rack]
+parent = "site"
+budget = { query = "watts", url = "http://127.0.0.1:9", fallback_w = 110.0 }
+devices = ["agx-orin-*"]
+[supplies.roof]
+parent = "site"
+budget = { watts = 60.0 }
+devices = ["orin-nano-*"]
+"""
+
+
+def with_circuits(config: CoordinatorSettings, folder: Path) -> CoordinatorSettings:
+    """The AGX Orins behind a rack whose budget is on its fallback, the Orin Nanos behind a roof."""
+    path = folder / "site.toml"
+    path.write_text(_CIRCUITS)
+    return config.with_values(site={"budget_w": None, "file": path})
 
 
 class Trained:
@@ -60,7 +82,10 @@ class Trained:
         bindings = [planning_pb2.NodeBinding(node_id=_NODE + k, device_id=each) for k, each in enumerate(DEVICES)]
         planning = self.client.planning
         await planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
-        await planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=3))
+        start = planning_pb2.StartRunRequest(
+            run_id=RUN, strategy="FedAvg", rounds=3, name=RUN_NAME, labels={"site": "lab", "lr": "0.1"}
+        )
+        await planning.StartRun(start)
 
     async def sense(self) -> None:
         """Let all boards report their sensor values; one is hot, and one throttles."""

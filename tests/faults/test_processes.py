@@ -118,26 +118,22 @@ def test_the_run_goes_on_and_all_devices_return(fleet: RealFleet, part: str, act
     began_s = time.monotonic()
     if stage is BEFORE:
         strike(fleet, None, part, action)
-        run = fleet.submit(APP, **config)
-    else:
-        run = fleet.submit(APP, **config)
-        fleet.until(lambda: stage.has_begun(run), f"the stage: {stage}")
-        strike(fleet, run, part, action)
-    ends_run = part == SUPERLINK and action != STOPPED and stage is not BEFORE
-    if ends_run:
-        fleet.until(run.has_ended, "the run has ended")
-        assert run.seen().run.error == "stopped because Flower's SuperLink ended"
-        run = fleet.submit(APP, **config)
-    healed_s = time.time()
+    with fleet.running(APP, **config) as run:
+        if stage is not BEFORE:
+            fleet.until(lambda: stage.has_begun(run), f"the stage: {stage}")
+            strike(fleet, run, part, action)
+        if part == SUPERLINK and action != STOPPED and stage is not BEFORE:
+            fleet.until(run.has_ended, "the run has ended")
+            assert run.seen().run.error == "stopped because Flower's SuperLink ended"
+            run.run_id, run.notes_file = fleet.submit(APP, **config)
+        healed_s = time.time()
 
-    def all_back() -> bool:
-        assert not run.has_ended(), run.seen().run.error
-        closed = run.notes("closed", replies=len(_BOARDS))
-        sent = {each["round"]: each["at_s"] for each in run.notes("sent")}
-        return any(sent[each["round"]] > healed_s for each in closed)
+        def all_back() -> bool:
+            assert not run.has_ended(), run.seen().run.error
+            sent_s = {each["round"]: each["at_s"] for each in run.notes("sent")}
+            return any(sent_s[each["round"]] > healed_s for each in run.notes("closed", replies=len(_BOARDS)))
 
-    back_s = fleet.until(all_back, "a round of all devices")
-    fleet.flower.stop(run.run_id)
+        back_s = fleet.until(all_back, "a round of all devices")
     fleet.until(run.has_ended, "the run has ended")
     assert run.seen().run.error == "stopped by Flower's SuperLink, as after `flwr stop`"
     sent = {each["round"]: each["at_s"] for each in run.notes("sent")}

@@ -30,36 +30,58 @@ MAX_GROWTH_BYTES = 200 * 2**20
 """Growth of the process during one campaign, its client and the generator included."""
 
 
-def seeds(at_least: int = 1) -> Iterator[int]:
-    """The seeds of the inputs, until the time is over.
+LEAST_PER_S = 1.0
+"""A campaign with fewer inputs per second has not tested much, whatever it has waited for."""
 
-    Args:
-        at_least: the minimum number of inputs.
+
+class Campaign:
+    """The inputs of one test.
+
+    Attributes:
+        count: the number of inputs so far.
+        seed: the seed of the current input.
+        what: the current input, for the report of a failure.
+        took_s: the time that the campaign took, s; 0 before its end.
     """
-    ends_s = time.monotonic() + FUZZ_S
-    count = 0
-    while count < at_least or time.monotonic() < ends_s:
-        yield FIRST_SEED + count
-        count += 1
 
+    def __init__(self) -> None:
+        self.count = 0
+        self.seed = FIRST_SEED
+        self.what: object = "not made yet"
+        self.took_s = 0.0
 
-def source(seed: int) -> Hostile:
-    """The source of random values for one input."""
-    return Hostile(seed)
+    def inputs(self, at_least: int = 1) -> Iterator[Hostile]:
+        """The sources of random values, one for each input, until the time is over.
 
+        Args:
+            at_least: the minimum number of inputs.
+        """
+        began_s = time.monotonic()
+        while self.count < at_least or time.monotonic() < began_s + FUZZ_S:
+            self.seed, self.what = FIRST_SEED + self.count, "not made yet"
+            yield Hostile(self.seed)
+            self.count += 1
+        self.took_s = time.monotonic() - began_s
+        assert self.count >= LEAST_PER_S * FUZZ_S, f"only {self.count} inputs in {self.took_s:.0f} s"
 
-@contextmanager
-def judged(seed: int, what: object, log: ServiceLog) -> Iterator[None]:
-    """Report the input in a failure, with how to replay it; it must end in time, without a traceback in the log."""
-    began_s = time.monotonic()
-    try:
+    @contextmanager
+    def judged(self, what: object, log: ServiceLog) -> Iterator[None]:
+        """Make sure that an input is handled in time and without a traceback in the log.
+
+        Args:
+            what: the input.
+            log: the log of the service.
+        """
+        self.what = what
+        began_s = time.monotonic()
         yield
         took_s = time.monotonic() - began_s
         assert took_s < ANSWER_S, f"it took {took_s:.1f} s"
         log.require_clean()
-    except BaseException as error:
-        error.add_note(f"input: {what}\nreplay it with FUZZ_SEED={seed}")
-        raise
+
+    def failure(self) -> str:
+        """Describe the current input, and how to replay it."""
+        return f"input {self.count + 1}: {self.what}\nreplay it with FUZZ_SEED={self.seed}"
 
 
 class ServiceLog:

@@ -97,7 +97,9 @@ def _planning() -> dict[str, Message]:
     result = planning_pb2.DeviceResult(device_id="orin", num_examples=100.0, loss=0.5, share=1.0)
     of_node = planning_pb2.NodeResult(node_id=KNOWN_NODES[0], result=result)
     return {
-        "StartRun": planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=100, workload=_WORKLOAD),
+        "StartRun": planning_pb2.StartRunRequest(
+            run_id=RUN, strategy="FedAvg", rounds=100, workload=_WORKLOAD, name="night", app="a/b", labels={"lr": "0.1"}
+        ),
         "BindNodes": planning_pb2.BindNodesRequest(
             bindings=[planning_pb2.NodeBinding(node_id=KNOWN_NODES[0], device_id=DEVICES[0], pairing_problem="")]
         ),
@@ -169,5 +171,6 @@ def _view() -> dict[str, Message]:
         "ListNodes": view_pb2.ListNodesRequest(),
         "ListWorkloads": view_pb2.ListWorkloadsRequest(),
         "ListRuns": view_pb2.ListRunsRequest(with_times=True),
+        "ListEvents": view_pb2.ListEventsRequest(kinds=["device"], supply="site", since_unix_s=1.0, limit=10),
         "StreamRounds": view_pb2.StreamRoundsRequest(run_id=RUN, with_times=True),
     }

@@ -98,7 +98,8 @@ class HostileMessages:
             setattr(message, field.name, self._value(field))
 
     def _value(self, field: FieldDescriptor) -> Any:
-        known = self._known.get(field.name, ())
+        # Fields of one name may have several types.
+        known = [value for value in self._known.get(field.name, ()) if fits(field, value)]
         if known and self._hostile.random() < 0.5:
             return self._hostile.choice(known)
         if field.type in _UNSIGNED:
@@ -116,6 +117,19 @@ class HostileMessages:
         if field.type == FieldDescriptor.TYPE_STRING:
             return self._hostile.text()
         raise AssertionError(f"{field.full_name}: no generator for fields of this type; add one")
+
+
+def fits(field: FieldDescriptor, value: Any) -> bool:
+    """Whether a value can be put into a field."""
+    kind = type(value)
+    if field.type in _UNSIGNED:
+        return kind is int and 0 <= value < 2 ** _UNSIGNED[field.type]
+    if field.type in _SIGNED:
+        limit = 2 ** (_SIGNED[field.type] - 1)
+        return kind is int and -limit <= value < limit
+    if field.type in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
+        return kind in (int, float)
+    return kind is {FieldDescriptor.TYPE_STRING: str, FieldDescriptor.TYPE_BYTES: bytes}.get(field.type)
 
 
 def _is_map(field: FieldDescriptor) -> bool:

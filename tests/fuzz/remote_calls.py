@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,6 @@ from tests.fuzz.hostile_values import Hostile
 
 UNTYPED = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 """Statuses that mean that the service itself has failed."""
-
-_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
-_BROKEN_OFF = "Internal error from Core"
-"""Set by gRPC's client where the service has ended a call while the client was writing."""
 
 _ENDLESS = {"/grpc.health.v1.Health/Watch"}
 """RPCs that answer until the client goes away."""
@@ -110,32 +107,43 @@ class HostileCall:
                 parts.insert(at, content)
         return cls(method, parts, hostile.random() < 0.2)
 
-    async def ended_with(self, channel: grpc.aio.Channel) -> grpc.StatusCode:
+    async def ended_with(self, channel: grpc.Channel) -> grpc.StatusCode:
         """Make the call and return its status, which has to be a valid gRPC status.
 
+        gRPC's asyncio client would not do. If a service ends a call while this client writes, it replaces the status.
+        If it has not read all answers, it also keeps the call's stream until the connection ends. After 16 such calls,
+        the agent's limit for a connection, all further calls would wait.
+
         Raises:
-            TimeoutError: the service does not answer.
+            AssertionError: the service does not answer, or has failed.
         """
         raw: Any = channel
-        call = raw.stream_stream(self.method.path)()
+        sent, is_over = threading.Event(), threading.Event()
+
+        def requests() -> Iterator[bytes]:
+            yield from self.parts
+            sent.set()
+            if self.goes_away:
+                is_over.wait(ANSWER_S)  # without closing its side of the call
+
+        call = raw.stream_stream(self.method.path)(requests())
+        call.add_callback(sent.set)
         try:
-            async with asyncio.timeout(ANSWER_S):
-                # The service may end the call before it has received everything.
-                with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-                    for part in self.parts:
-                        await call.write(part)
-                    if self.goes_away:
-                        return grpc.StatusCode.CANCELLED
-                    await call.done_writing()
-                with suppress(grpc.aio.AioRpcError):
-                    while await call.read() is not _END:
-                        if self.method.path in _ENDLESS:
-                            return grpc.StatusCode.OK
-                code: grpc.StatusCode = await call.code()
-                details = await call.details()
-                if details == _BROKEN_OFF:
-                    return grpc.StatusCode.CANCELLED
-                assert code not in UNTYPED, f"{code.name}: {details}"
-                return code
+            return await asyncio.wait_for(asyncio.to_thread(self._end_of, call, sent), ANSWER_S)
+        except asyncio.TimeoutError:
+            raise AssertionError(f"no answer within {ANSWER_S:g} s") from None
         finally:
             call.cancel()
+            is_over.set()
+
+    def _end_of(self, call: Any, sent: threading.Event) -> grpc.StatusCode:
+        if self.goes_away:
+            sent.wait()
+            return grpc.StatusCode.CANCELLED
+        with suppress(grpc.RpcError):
+            for _ in call:
+                if self.method.path in _ENDLESS:
+                    return grpc.StatusCode.OK
+        code: grpc.StatusCode = call.code()
+        assert code not in UNTYPED, f"{code.name}: {call.details()}"
+        return code

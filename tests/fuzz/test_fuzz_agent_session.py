@@ -19,7 +19,7 @@ from edge_agent.session.references import reference_of_digest
 from edge_agent.settings import SessionSettings
 from tests.fakes.coordinator_in_process import REFERENCE, on_loop
 from tests.fakes.fronts import front
-from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
+from tests.fuzz.campaign import Campaign, bounded_memory, service_log
 from tests.fuzz.hostile_coordinator import HostileCoordinator
 from tests.fuzz.hostile_messages import HostileMessages, Known
 from tests.fuzz.hostile_values import Hostile
@@ -54,6 +54,8 @@ _ACK = session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=1, lease_s=5.0, 
 _SENT = session_pb2.FetchReferenceResponse(
     manifest=REFERENCE.manifest, weights_chunk=REFERENCE.weights, weights_bytes=len(REFERENCE.weights)
 )
+SESSION_ANSWERS: list[Message] = [_WELCOME, _GRANT, _ACK]
+REFERENCE_ANSWERS: list[Message] = [_SENT]
 _ENDS = (None, None, grpc.StatusCode.OK, grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT,
          grpc.StatusCode.ABORTED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNAVAILABLE)  # fmt: skip
 _MAX_SENT_BYTES = 20_000
@@ -78,19 +80,18 @@ def shown(sent: Sequence[bytes], status: grpc.StatusCode | None) -> str:
     return f"{[part[:300].hex() for part in sent]}, then {status}"
 
 
-def test_no_coordinator_fails_an_agent_session(tmp_path: Path) -> None:
-    on_loop(_no_coordinator_fails_an_agent_session(tmp_path)).result()
+def test_no_coordinator_fails_an_agent_session(tmp_path: Path, campaign: Campaign) -> None:
+    on_loop(_no_coordinator_fails_an_agent_session(tmp_path, campaign)).result()
 
 
-async def _no_coordinator_fails_an_agent_session(tmp_path: Path) -> None:
+async def _no_coordinator_fails_an_agent_session(tmp_path: Path, campaign: Campaign) -> None:
     hostile_coordinator = HostileCoordinator()
     hello = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, installation="a" * 32)
     settings = SessionSettings(silence_timeout_s=0.2, welcome_timeout_s=1.0)
     async with hostile_coordinator.served() as address:
         with service_log() as log, bounded_memory():
-            for seed in seeds(at_least=10):
-                hostile = source(seed)
-                sent, status = answers(hostile, [_WELCOME, _GRANT, _ACK]), hostile.choice(_ENDS)
+            for hostile in campaign.inputs(at_least=10):
+                sent, status = answers(hostile, SESSION_ANSWERS), hostile.choice(_ENDS)
                 hostile_coordinator.answer_with(sent, status)
                 latest = LatestWelcome(WelcomeFile(tmp_path / "welcome.json"))
                 session = CoordinatorSession(
@@ -103,7 +104,7 @@ async def _no_coordinator_fails_an_agent_session(tmp_path: Path) -> None:
                 session.report_state(session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail="parked"))
                 points = front_to_message(front((10, 50), (20, 30)))
                 session.report_front(session_pb2.FrontReport(front=points, idle_w=5.0, profiled_modes=50))
-                with judged(seed, shown(sent, status), log):
+                with campaign.judged(shown(sent, status), log):
                     running = asyncio.create_task(session.run())
                     await _until_any(hostile_coordinator.answered, session.attempted)
                     with suppress(WattfleetError, TimeoutError):
@@ -127,19 +128,18 @@ async def _until_any(*events: asyncio.Event) -> None:
     await asyncio.sleep(0.005)
 
 
-def test_no_reference_of_a_coordinator_fails_an_agent(tmp_path: Path) -> None:
-    on_loop(_no_reference_of_a_coordinator_fails_an_agent(tmp_path)).result()
+def test_no_reference_of_a_coordinator_fails_an_agent(tmp_path: Path, campaign: Campaign) -> None:
+    on_loop(_no_reference_of_a_coordinator_fails_an_agent(tmp_path, campaign)).result()
 
 
-async def _no_reference_of_a_coordinator_fails_an_agent(tmp_path: Path) -> None:
+async def _no_reference_of_a_coordinator_fails_an_agent(tmp_path: Path, campaign: Campaign) -> None:
     hostile_coordinator = HostileCoordinator()
     async with hostile_coordinator.served() as address:
         with service_log() as log, bounded_memory():
-            for seed in seeds(at_least=10):
-                hostile = source(seed)
-                sent, status = answers(hostile, [_SENT]), hostile.choice(_ENDS)
+            for hostile in campaign.inputs(at_least=10):
+                sent, status = answers(hostile, REFERENCE_ANSWERS), hostile.choice(_ENDS)
                 hostile_coordinator.answer_with(sent, status)
-                with judged(seed, shown(sent, status), log):
+                with campaign.judged(shown(sent, status), log):
                     fetched = await _fetched(address, tmp_path / "references")
                     assert fetched is None or fetched.digest == REFERENCE.digest
                 shutil.rmtree(tmp_path / "references", ignore_errors=True)

@@ -13,7 +13,7 @@ from edge_agent.runtime.readiness import parked_mode
 from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
 from tests.fakes.coordinator_in_process import on_loop
 from tests.fakes.polling import eventually
-from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
+from tests.fuzz.campaign import Campaign, bounded_memory, service_log
 from tests.fuzz.hostile_messages import Known
 from tests.fuzz.remote_calls import HostileCall, Valid, methods_of
 from wattfleet_proto.v1 import local_pb2
@@ -43,11 +43,11 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         yield running
 
 
-def test_no_app_fails_the_agent(agent: Agent) -> None:
-    on_loop(_no_app_fails_the_agent(agent)).result()
+def test_no_app_fails_the_agent(agent: Agent, campaign: Campaign) -> None:
+    on_loop(_no_app_fails_the_agent(agent, campaign)).result()
 
 
-async def _no_app_fails_the_agent(agent: Agent) -> None:
+async def _no_app_fails_the_agent(agent: Agent, campaign: Campaign) -> None:
     numbers = count(2)
 
     def grant_next() -> str:
@@ -55,18 +55,18 @@ async def _no_app_fails_the_agent(agent: Agent) -> None:
         agent.grant(granted(MODE, plan_id=f"7/{number}", grant_id=number))
         return f"7/{number}"
 
-    async with grpc.aio.insecure_channel(f"unix:{agent.socket}") as channel:
+    with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
         with service_log() as log, bounded_memory():
-            for seed in seeds():
-                hostile, plan_id = source(seed), grant_next()
+            for hostile in campaign.inputs():
+                plan_id = grant_next()
                 valid: Valid = {
                     METHOD.path: trainings(plan_id),
                     SHOW.path: [[local_pb2.ShowTrainingRequest()]],
                     DEVICE.path: [[local_pb2.GetDeviceRequest()]],
                 }
-                method = {0: SHOW, 1: DEVICE}.get(seed % 8, METHOD)
+                method = {0: SHOW, 1: DEVICE}.get(campaign.seed % 8, METHOD)
                 call = HostileCall.drawn(hostile, method, valid, known_values(plan_id))
-                with judged(seed, call, log):
+                with campaign.judged(call, log):
                     await call.ended_with(channel)
                     await eventually(lambda: agent.board.current_mode() == parked_mode(agent.board))
         plain = [message.SerializeToString() for message in trainings(grant_next())[0]]

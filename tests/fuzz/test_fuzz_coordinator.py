@@ -14,7 +14,7 @@ from coordinator.settings import CoordinatorSettings, PeerSettings, PolicySettin
 from tests.fakes.coordinator_in_process import on_loop
 from tests.fakes.served import READY, Agent, Client, serving
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
-from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
+from tests.fuzz.campaign import Campaign, bounded_memory, service_log
 from tests.fuzz.coordinator_requests import DEVICES, KNOWN_NODES, RUN, known_values, valid_calls
 from tests.fuzz.remote_calls import HostileCall, Method, methods_of, offered_services
 from wattfleet.prediction import Artefact
@@ -130,11 +130,15 @@ async def attacked(settings: CoordinatorSettings) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_no_request_fails_the_coordinator(service: str, config: CoordinatorSettings, artefact: Artefact) -> None:
-    on_loop(_no_request_fails_the_coordinator(service, config, artefact)).result()
+def test_no_request_fails_the_coordinator(
+    service: str, config: CoordinatorSettings, artefact: Artefact, campaign: Campaign
+) -> None:
+    on_loop(_no_request_fails_the_coordinator(service, config, artefact, campaign)).result()
 
 
-async def _no_request_fails_the_coordinator(service: str, config: CoordinatorSettings, artefact: Artefact) -> None:
+async def _no_request_fails_the_coordinator(
+    service: str, config: CoordinatorSettings, artefact: Artefact, campaign: Campaign
+) -> None:
     settings = config.model_copy(update={"policy": SERVICES[service]})
     methods = methods_of(descriptor_pool.Default().FindServiceByName(service))
     valid, known = valid_calls(artefact), known_values(artefact)
@@ -143,11 +147,11 @@ async def _no_request_fails_the_coordinator(service: str, config: CoordinatorSet
             honest = HonestSite(client)
             await honest.begin()
             await honest.plan_round()
-            async with grpc.aio.insecure_channel(client.bound.address) as channel:
+            with grpc.insecure_channel(client.bound.address) as channel:
                 with bounded_memory():
-                    for seed in seeds(at_least=len(methods)):
-                        call = HostileCall.drawn(source(seed), methods[seed % len(methods)], valid, known)
-                        with judged(seed, call, log):
+                    for hostile in campaign.inputs(at_least=len(methods)):
+                        call = HostileCall.drawn(hostile, methods[campaign.seed % len(methods)], valid, known)
+                        with campaign.judged(call, log):
                             await call.ended_with(channel)
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
                 await honest.plan_round()
@@ -172,11 +176,12 @@ def test_valid_requests_reach_the_coordinator(config: CoordinatorSettings, artef
 async def _valid_requests_reach_the_coordinator(config: CoordinatorSettings, artefact: Artefact) -> None:
     refused = []
     async with attacked(config) as client:
+        channel = grpc.insecure_channel(client.bound.address)
         for path, calls in valid_calls(artefact).items():
             for messages in calls:
                 method = Method(path, messages[0].DESCRIPTOR, takes_stream=False)
                 call = HostileCall(method, [message.SerializeToString() for message in messages], goes_away=False)
-                code = await call.ended_with(client.channel)
+                code = await call.ended_with(channel)
                 if code is not grpc.StatusCode.OK:
                     refused.append((path, code))
     assert {path for path, _ in refused} <= _NOT_SET_UP, refused

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from tests.fakes.coordinator_in_process import on_loop
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import eventually
-from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
+from tests.fuzz.campaign import Campaign, bounded_memory, service_log
 from tests.fuzz.remote_calls import HostileCall, methods_of
 from wattfleet_proto.local_socket import owner_socket
 from wattfleet_proto.v1 import duty_pb2
@@ -60,19 +60,18 @@ def agent(tmp_path: Path) -> Iterator[DutyAgent]:
         yield running
 
 
-def test_no_app_fails_the_duty_service(agent: DutyAgent) -> None:
+def test_no_app_fails_the_duty_service(agent: DutyAgent, campaign: Campaign) -> None:
     assert {method.path for method in METHODS} == set(VALID)
-    on_loop(_no_app_fails_the_duty_service(agent)).result()
+    on_loop(_no_app_fails_the_duty_service(agent, campaign)).result()
 
 
-async def _no_app_fails_the_duty_service(agent: DutyAgent) -> None:
-    async with grpc.aio.insecure_channel(f"unix:{owner_socket(Path(agent.socket))}") as channel:
+async def _no_app_fails_the_duty_service(agent: DutyAgent, campaign: Campaign) -> None:
+    with grpc.insecure_channel(f"unix:{owner_socket(Path(agent.socket))}") as channel:
         with service_log() as log, bounded_memory():
-            for seed in seeds():
-                hostile = source(seed)
-                method = METHODS[seed % len(METHODS)]
+            for hostile in campaign.inputs():
+                method = METHODS[campaign.seed % len(METHODS)]
                 call = HostileCall.drawn(hostile, method, VALID, {})
-                with judged(seed, call, log):
+                with campaign.judged(call, log):
                     await call.ended_with(channel)
                     await eventually(lambda: agent.turns.servers == 0)
         show = next(method for method in METHODS if method.path.endswith("ShowDuty"))

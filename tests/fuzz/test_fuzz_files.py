@@ -12,7 +12,7 @@ from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch
 from coordinator.errors import BudgetSourceError
 from edge_agent.devices.selection import open_virtual_board
 from tests.fakes.coordinator_in_process import on_loop
-from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
+from tests.fuzz.campaign import Campaign, bounded_memory, service_log
 from tests.fuzz.file_formats import Format, formats
 from tests.fuzz.hostile_files import hostile_content, place, remove
 from wattfleet.budgets import ReadingRule
@@ -48,18 +48,19 @@ def test_a_valid_file_is_read(name: str, all_formats: dict[str, Format], tmp_pat
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_no_file_fails_its_reader(name: str, all_formats: dict[str, Format], tmp_path: Path) -> None:
+def test_no_file_fails_its_reader(
+    name: str, all_formats: dict[str, Format], tmp_path: Path, campaign: Campaign
+) -> None:
     form = all_formats[name]
     with service_log() as log, bounded_memory():
-        for seed in seeds(at_least=5):
-            hostile = source(seed)
+        for hostile in campaign.inputs(at_least=5):
             for left in [path for path in tmp_path.rglob("*") if not path.is_dir() or path.is_symlink()]:
                 left.unlink()
             _write(tmp_path, form)
             damaged = hostile.choice(list(form.files))
             remove(tmp_path / damaged)
             made = place(hostile, tmp_path / damaged, hostile_content(hostile, form.files[damaged]), form.is_a_file)
-            with judged(seed, f"{damaged}: {made}", log):
+            with campaign.judged(f"{damaged}: {made}", log):
                 with suppress(WattfleetError):
                     form.read(tmp_path)
 
@@ -78,11 +79,11 @@ _ANSWERS = (
 )
 
 
-def test_no_answer_over_http_fails_the_coordinator() -> None:
-    on_loop(_no_answer_over_http_fails_the_coordinator()).result()
+def test_no_answer_over_http_fails_the_coordinator(campaign: Campaign) -> None:
+    on_loop(_no_answer_over_http_fails_the_coordinator(campaign)).result()
 
 
-async def _no_answer_over_http_fails_the_coordinator() -> None:
+async def _no_answer_over_http_fails_the_coordinator(campaign: Campaign) -> None:
     answer = b""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,10 +98,9 @@ async def _no_answer_over_http_fails_the_coordinator() -> None:
     budget = PrometheusBudget(url, "watts", 15.0, ReadingRule(60.0, 50.0))
     async with server:
         with service_log() as log, bounded_memory():
-            for seed in seeds(at_least=5):
-                hostile = source(seed)
+            for hostile in campaign.inputs(at_least=5):
                 answer = hostile_content(hostile, hostile.choice(_ANSWERS))
-                with judged(seed, answer[:2_000], log), suppress(BudgetSourceError):
+                with campaign.judged(answer[:2_000], log), suppress(BudgetSourceError):
                     await fetch(budget, timeout_s=1.0)
         answer = _ANSWERS[0]
         assert (await fetch(budget)).watts == 123.4

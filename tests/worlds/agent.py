@@ -12,6 +12,7 @@ from edge_agent.session.outbox import Outbox
 from tests.worlds.agent_state import MemoryFile, OpenGrants, at_once
 from tests.worlds.oracle import PARKING_S
 from tests.worlds.timeline import CLOSED, Stream
+from tests.worlds.timeouts import GRANT_TIMEOUT_S, LEASE_S, MISSED_LEASES
 from tests.worlds.workloads import workload_of
 from wattfleet.choosing import Front
 from wattfleet_proto.convert import state_to_message
@@ -21,8 +22,6 @@ from wattfleet_proto.v1 import session_pb2
 if TYPE_CHECKING:
     from tests.worlds.world import World
 
-SILENCE_S = 15.0
-GRANT_TIMEOUT_S = 10.0
 APPLYING_S = 2.0
 """Seconds that setting a power mode takes at most."""
 
@@ -62,7 +61,7 @@ class Device:
         self.unreachable_until_s = self.flaps_until_s = 0.0
         self.next_lost_after: int | None = None
         self._world, self._timeline, self._drift = world, world.timeline, drift
-        self._silence_s = max(SILENCE_S, 3 * world.lease_s)
+        self._silence_s = max(MISSED_LEASES * LEASE_S, MISSED_LEASES * world.lease_s)
         self._file = MemoryFile()
         self._heard_s = 0.0
         self._life = 0

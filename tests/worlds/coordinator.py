@@ -16,6 +16,7 @@ from coordinator.state.rounds.device_grant import DeviceGrant
 from tests.worlds.round_planning import RoundPlanning
 from tests.worlds.stored import Repository, Stored
 from tests.worlds.timeline import CLOSED, Stream
+from tests.worlds.timeouts import CONFIRM_TIMEOUT_S, RETURN_GRACE_S, TICK_S
 from tests.worlds.workloads import workload_of
 from wattfleet.budgets import InForce
 from wattfleet.modes import Workload
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from tests.worlds.agent import Device
     from tests.worlds.world import World
 
-TICK_S = 1.0
 _STEPS_S = 2.0  # the longest time that sending the first grants of a plan may take
 
 
@@ -74,7 +74,7 @@ class Coordinator:
             stored_grants=stored.grants,
             max_workloads=world.max_fronts,
         )
-        settings = SessionSettings(lease_s=world.lease_s, return_grace_s=20.0)
+        settings = SessionSettings(lease_s=world.lease_s, return_grace_s=RETURN_GRACE_S)
         self._leases = Leases(self._now_s(), self._connected_before, settings)
         self._sessions: dict[Lease, Stream] = {}
         self._lease_of: dict[Stream, Lease] = {}
@@ -86,6 +86,9 @@ class Coordinator:
             world, self.fleet, self._repository, self._is_returning, self._in_this_life, self._send_due
         )
         self._counted: dict[str, tuple[DeviceRecord, DeviceGrant | None, float]] = {}
+        self._started_s = self._timeline.now_s
+        self._sent_s: dict[str, tuple[int, float]] = {}
+        self._heard: set[str] = set()
         self._tick()
 
     def crash(self, down_s: float) -> None:
@@ -208,7 +211,10 @@ class Coordinator:
             stream.close("coordinator")
             return
         self._repository.save("device", device_id, self.fleet.agents.connect(device_id, "orin-nx", "simulated", 100))
+        self.fleet.rounds.grants.greeted(device_id)
         lease, replaced = self._leases.begin(device_id, hello.installation, now_s)
+        self._heard.discard(device_id)
+        self._sent_s.pop(device_id, None)
         self._sessions[lease], self._lease_of[stream], self._sequence[stream] = stream, lease, 0
         if replaced is not None and (old := self._sessions.get(replaced)) is not None:
             self._in_this_life(0.0, lambda: self._end(old))
@@ -219,6 +225,8 @@ class Coordinator:
             stream.down.send(session_pb2.SessionResponse(welcome=welcome))
             if self._lease_of.get(stream) is lease:
                 self._orders_to[device_id] = stream
+                self._heard.discard(device_id)
+                self._sent_s.pop(device_id, None)
                 self.fleet.rounds.grants.session_began(device_id, self._now_s())
                 if self._world.announces:
                     self._announce(stream)
@@ -248,6 +256,7 @@ class Coordinator:
 
     def _take_lease(self, stream: Stream, device_id: str, lease: session_pb2.Lease) -> None:
         assert self.fleet is not None
+        self._heard.add(device_id)
         grants = self.fleet.rounds.grants
         grants.renew(device_id, self._now_s())
         grants.confirm(device_id, lease.grant_id, lease.plan_id, phase_from_message(lease.phase))
@@ -266,6 +275,7 @@ class Coordinator:
                 f"to {device_id}: grant {grant.grant_id} of {grant.limit_w:.0f} W for {grant.plan_id or '-'}"
             )
             self._world.oracle.issued(device_id, grant)
+            self._sent_s[device_id] = grant.grant_id, self._timeline.now_s
             due.append((self._orders_to[device_id], grant))
         return due
 
@@ -289,8 +299,7 @@ class Coordinator:
         assert self.fleet is not None
         self._in_this_life(TICK_S, self._tick)
         self.fleet.check_grants()
-        if self.fleet.rounds.is_trim_due:
-            self._put_in_force(self.fleet.trim())
+        self._put_in_force(self.fleet.trim())
         self._leases.take_missing(self._now_s())
         for lease in self._leases.expired(self._now_s()):
             self._end(self._sessions[lease])
@@ -365,3 +374,34 @@ class Coordinator:
             before = record, grant, sum(self.fleet.draw.elsewhere_w(others).values())
             self._counted[device_id] = before
         return before[2]
+
+    def excess(self) -> tuple[float, list[str]]:
+        """The watts above the budget once every device that can be counted on keeps to its newest grant.
+
+        A device can be counted on once its session has brought a lease or has carried this grant to it. This ends when
+        the device has failed to confirm the grant in time. After a restart of the coordinator, an absent device is
+        expected to return for the lifetime of a grant.
+
+        Returns:
+            The watts, negative if the budget holds, and the devices of these that could be sent a lower limit.
+        """
+        fleet, world, now_s = self.fleet, self._world, self._timeline.now_s
+        if fleet is None or sum(self.counted_w(each) or 0.0 for each in world.devices) <= world.budget_w:
+            return -1.0, []
+        total_w, could_be_told = 0.0, []
+        for device_id in world.devices:
+            record, grant = fleet.agents.devices[device_id], fleet.rounds.grants.of(device_id)
+            others = fleet.agents.devices.keys() - {device_id}
+            is_counted_on = False
+            if grant is not None and not grant.is_over:
+                sent_id, sent_s = self._sent_s.get(device_id, (0, 0.0))
+                is_sent = sent_id == grant.grant.grant_id
+                is_late = is_sent and now_s - sent_s >= CONFIRM_TIMEOUT_S
+                is_there = fleet.agents.is_connected(device_id) and (device_id in self._heard or is_sent)
+                is_expected = not grant.was_sent and now_s - self._started_s < world.lifetime_s
+                is_counted_on = grant.is_confirmed or not is_late if is_there else is_expected
+                can_be_lowered = grant.is_given_up or not fleet.agents.is_profiling(device_id)
+                if is_there and is_counted_on and can_be_lowered and grant.granted_w > (record.idle_w or 0.0):
+                    could_be_told.append(device_id)
+            total_w += sum(fleet.draw.elsewhere_w(others, {device_id} if is_counted_on else frozenset()).values())
+        return total_w - world.budget_w, could_be_told

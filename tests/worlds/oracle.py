@@ -9,6 +9,7 @@ import numpy as np
 
 from edge_agent.session.held_grant import Grant as AgentGrant
 from tests.worlds.plan_oracle import MOST_TRIED, better_plan, is_on, points_of
+from tests.worlds.timeouts import DRIFT, TICK_S
 from tests.worlds.workloads import workload_of
 from wattfleet_proto.v1 import session_pb2
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from wattfleet.planning import Offer
 
 _EPS_W = 1e-6
-_DRIFT = 0.01
 PROMPTLY_S = 8.0
 """Seconds in which a lower budget holds while every session is sound: two mode changes, a park and a tick."""
 
@@ -58,6 +58,7 @@ class Oracle:
         self._cut_s = -float("inf")
         self._sent_w: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         self._ledgers: dict[str, Ledger] = defaultdict(Ledger)
+        self._unanswered_since_s: float | None = None
         self.worst_excess_w = 0.0
 
     # --- events -------------------------------------------------------------------------------------------------
@@ -171,6 +172,7 @@ class Oracle:
         """Check everything at this moment."""
         world, now_s = self._world, self._world.timeline.now_s
         devices = world.devices.values()
+        self._check_orders()
         drawing = [device for device in devices if device.training is not None or device.is_profiling]
         if not drawing:
             return
@@ -197,10 +199,30 @@ class Oracle:
                     "cut", f"{excess}; {device.id} had {before_w:.0f} W when the budget fell at {self._cut_s:.1f} s"
                 )
         since_s = now_s - self._cut_s
-        if since_s > world.lifetime_s * (1 + _DRIFT) + world.margin_s:
+        if since_s > world.lifetime_s * (1 + DRIFT) + world.margin_s:
             raise self._broken("stated time", f"{excess}, {since_s:.1f} s after the budget fell")
         if since_s > PROMPTLY_S and world.is_sound_since(self._cut_s):
             raise self._broken("promptly", f"{excess}, {since_s:.1f} s after the budget fell, with all sessions sound")
+
+    def _check_orders(self) -> None:
+        """Check the coordinator's own account: an excess that an order could end has its order by the next look.
+
+        After the budget has fallen, the orders are made at once. Other reasons for an excess, such as a device that
+        turns out not to obey, are looked for once per tick.
+        """
+        world, now_s = self._world, self._world.timeline.now_s
+        excess_w, could_be_told = world.coordinator.excess()
+        if excess_w <= _EPS_W or not could_be_told:
+            self._unanswered_since_s = None
+            return
+        since_s = self._unanswered_since_s = now_s if self._unanswered_since_s is None else self._unanswered_since_s
+        if now_s == self._cut_s or now_s - since_s > TICK_S + _EPS_W:
+            waited_s = now_s - since_s
+            raise self._broken(
+                "answered",
+                f"devices may draw {excess_w:.0f} W above the budget of {world.budget_w:.0f} W, although"
+                f" {could_be_told} could be sent an order; no order is on its way since {waited_s:.2f} s",
+            )
 
     def _broken(self, promise: str, text: str) -> BrokenPromiseError:
         return BrokenPromiseError(promise, f"at {self._world.timeline.now_s:.2f} s: {text}")

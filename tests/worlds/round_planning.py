@@ -75,7 +75,7 @@ class RoundPlanning:
             return
 
         def planned() -> None:
-            if self._fleet.exceeds_budget(record.run_id, record.plan.assignments):
+            if self._fleet.is_outdated(record.run_id, record.plan.assignments):
                 if attempts > 1:
                     self._plan(run_id, number, nodes, reply, attempts - 1)
                 else:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.worlds.timeouts import near_s, near_timeout_s
+
 if TYPE_CHECKING:
     from tests.worlds.agent import Device
     from tests.worlds.flower import FlowerServer
@@ -148,6 +150,43 @@ def cut_in_trouble(world: World) -> None:
         world.timeline.after(seconds, partial(_cut_to, world, share))
 
 
+def cut_around_a_timeout(world: World) -> None:
+    """The budget falls twice, about a time-out apart; at about the second moment, a device can be reached again."""
+    training = [device for device in world.devices.values() if device.training is not None]
+    if not training:
+        return
+    rng, device = world.rng, world.rng.choice(training)
+    wait_s = near_timeout_s(rng)
+    back_s = max(0.0, wait_s + near_s(rng))
+    trouble = rng.choice(("answers late", "reports late", "both late", "unreachable", "flaps"))
+    world.focus = device
+    world.note(f"{device.id} is hard to reach for {back_s:.2f} s: {trouble}")
+    if trouble == "unreachable":
+        device.unreachable_until_s = world.timeline.now_s + back_s
+        device.hang_up()
+    elif trouble == "flaps":
+        device.flaps_until_s = world.timeline.now_s + back_s
+        device.hang_up()
+    elif device.stream is not None:
+        if trouble != "reports late":
+            device.stream.down.stall(back_s)
+        if trouble != "answers late":
+            device.stream.up.stall(back_s)
+    _cut_to(world, 0.5 + 0.5 * rng.random())
+    world.timeline.after(wait_s, partial(_cut_to, world, 0.2 + 0.7 * rng.random()))
+
+
+def restart_around_a_timeout(world: World) -> None:
+    """The coordinator or an agent is down for about a time-out, while the budget falls."""
+    rng, device = world.rng, _device(world)
+    down_s = near_timeout_s(rng)
+    if rng.random() < 0.5:
+        world.coordinator.crash(down_s)
+    else:
+        device.restart(down_s)
+    world.timeline.after(max(0.0, down_s + near_s(rng)), partial(_cut_to, world, 0.2 + 0.8 * rng.random()))
+
+
 def _cut_to(world: World, share: float) -> None:
     drawn_w = sum(device.drawn_w for device in world.devices.values())
     world.set_budget(float(round(share * drawn_w)))
@@ -260,6 +299,8 @@ RULES: dict[str, tuple[int, Callable[[World], None]]] = {
     "ask for a made-up plan": (4, made_up_plan),
     "change the budget": (10, change_budget),
     "cut in trouble": (7, cut_in_trouble),
+    "cut around a time-out": (5, cut_around_a_timeout),
+    "restart around a time-out": (2, restart_around_a_timeout),
     "lose a session": (7, lose),
     "flap": (3, flap),
     "stall a session": (4, stall),
@@ -289,11 +330,13 @@ def steps_of(seed: int, profiling: bool = False) -> list[Step]:
     rules = [name for name in RULES if profiling or name != PROFILING]
     weights = [RULES[name][0] for name in rules]
     return [
-        Step(rule, round(_wait_s(rng), 2), rng.randrange(1 << 30))
+        Step(rule, max(0.0, round(_wait_s(rng), 2)), rng.randrange(1 << 30))
         for rule in rng.choices(rules, weights, k=rng.randint(5, STEPS))
     ]
 
 
 def _wait_s(rng: random.Random) -> float:
-    """Seconds between two steps: many events are almost simultaneous, and some come much later."""
+    """Seconds between two steps: many events are almost simultaneous or a time-out apart; some come much later."""
+    if rng.random() < 0.15:
+        return near_timeout_s(rng)
     return rng.random() * rng.choices((0.3, 3.0, 8.0, 40.0), (35, 30, 20, 15))[0]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 
 import pytest
 
-from coordinator.state.agents import Agents
 from coordinator.state.fleet import Fleet
 from coordinator.state.power_draw import PowerDraw
-from coordinator.state.records import DeviceRecord
+from coordinator.state.records import DeviceRecord, RoundRecord
 from coordinator.state.rounds.device_grant import DeviceGrant
-from coordinator.state.rounds.grants import Grants
+from coordinator.state.rounds.grants import CountedOn, Grants
 from coordinator.state.rounds.pending_grants import PendingGrants
 from edge_agent.session.held_grant import HeldGrant
 from tests.worlds.rules import steps_of
@@ -34,13 +33,13 @@ def an_order_counts_as_obeyed_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_disconnected_device_counts_0(patch: pytest.MonkeyPatch) -> None:
-    disconnect = Agents.disconnect
+    drawn_w = PowerDraw._drawn_w
 
-    def forgetting(self: Agents, device_id: str) -> DeviceRecord:
-        forget(self._rounds.grants, device_id)
-        return disconnect(self, device_id)
+    def without(self: PowerDraw, device: DeviceRecord, grant: DeviceGrant | None, granted_w: float) -> float:
+        is_there = self._agents.is_connected(device.device_id)
+        return drawn_w(self, device, grant, granted_w if is_there else 0.0)
 
-    patch.setattr(Agents, "disconnect", forgetting)
+    patch.setattr(PowerDraw, "_drawn_w", without)
 
 
 def a_given_up_training_counts_0(patch: pytest.MonkeyPatch) -> None:
@@ -69,10 +68,10 @@ def a_renewal_counts_from_the_acknowledgement(patch: pytest.MonkeyPatch) -> None
 def a_trim_raises_limits(patch: pytest.MonkeyPatch) -> None:
     offers_in_flight = Fleet._offers_in_flight
 
-    def unlimited(self: Fleet) -> object:
+    def unlimited(self: Fleet, among: Set[str]) -> object:
         return {
             plan_id: [replace(offer, limit_w=None) for offer in offers]
-            for plan_id, offers in offers_in_flight(self).items()
+            for plan_id, offers in offers_in_flight(self, among).items()
         }
 
     patch.setattr(Fleet, "_offers_in_flight", unlimited)
@@ -112,7 +111,33 @@ def an_older_grant_is_renewed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_returning_grant_is_not_reviewed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PendingGrants, "returned", lambda self, device_id: self._unheard.add(device_id))
+    reviewed = PendingGrants.reviewed
+    patch.setattr(
+        PendingGrants, "reviewed", lambda self, passed_over, too_much=frozenset(): reviewed(self, (), too_much)
+    )
+
+
+def a_silent_device_is_counted_on(patch: pytest.MonkeyPatch) -> None:
+    counted_on = Grants.counted_on
+
+    def all_connected(self: Grants, is_connected: Callable[[str], bool], now_s: float) -> CountedOn:
+        found = counted_on(self, is_connected, now_s)
+        return replace(found, reachable={each for each in self.of_training() if is_connected(each)})
+
+    patch.setattr(Grants, "counted_on", all_connected)
+
+
+def who_confirms_late_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    trim = Fleet.trim
+
+    def only_if_nobody_was_late(self: Fleet) -> list[RoundRecord]:
+        late = {each for each in self.rounds.grants.of_training() if self.rounds.grants.pending.is_passed_over(each)}
+        counted_on = self.rounds.grants.counted_on(self.agents.is_connected, self._now_s())
+        if late & counted_on.reachable and self.rounds.grants.of(min(late)).is_confirmed:  # type: ignore[union-attr]
+            return []
+        return trim(self)
+
+    patch.setattr(Fleet, "trim", only_if_nobody_was_late)
 
 
 def a_plan_is_granted_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
@@ -142,8 +167,7 @@ def plans_count_on_unconfirmed_orders(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-# Each with the seed of a world that detects it; after a change of the rules, search for another seed. The review of a
-# device that obeys late shows in only one of many thousand worlds: `test_first_leases.py` covers it.
+# Each with the seed of a world that detects it; after a change of the rules, search for another seed.
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     an_order_counts_as_obeyed_at_once: 1,
     a_disconnected_device_counts_0: 1,
@@ -161,6 +185,8 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     an_observation_frees_watts: 258,
     what_is_on_its_way_is_ignored: 196,
     plans_count_on_unconfirmed_orders: 1,
+    a_silent_device_is_counted_on: 1,
+    who_confirms_late_is_not_looked_at: 1,
 }
 
 

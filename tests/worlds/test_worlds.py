@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.worlds.rules import Step
 from tests.worlds.search import search
+from tests.worlds.world import run
 
 WORLDS = int(os.environ.get("WORLDS", "200"))
 PARTS = 10
@@ -25,6 +27,29 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_watts_hold_in_random_worlds(part: int) -> None:
     count = -(-WORLDS // PARTS)
     search(part * count, count)
+
+
+# The world 9000868 of an earlier generator. A device confirms after its time-out and before the next look, while the
+# budget falls a second time. It drew 32 W of 25 W without end.
+LATE_CONFIRMATION = (
+    Step("wait", 2.28, 283743077),
+    Step("plan", 4.15, 912935449),
+    Step("stall a session", 1.72, 658129109),
+    Step("cut in trouble", 23.58, 954102129),
+    Step("change the budget", 0.30, 719042622),
+    Step("plan", 0.02, 203722543),
+    Step("wait", 15.82, 829616123),
+)
+
+
+def test_a_confirmation_between_its_time_out_and_the_next_look_is_noticed() -> None:
+    notes: list[str] = []
+    assert run(9_000_868, LATE_CONFIRMATION, notes) is None
+    assert [note.split(None, 1)[1] for note in notes if "the budget is" in note][:3] == [
+        "the budget is 66 W",
+        "the budget is 65 W",
+        "the budget is 25 W",
+    ], "it is still the same world"
 
 
 def test_a_world_is_the_same_in_every_process() -> None:

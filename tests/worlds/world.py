@@ -17,6 +17,7 @@ from tests.worlds.flower import FlowerServer
 from tests.worlds.oracle import BrokenPromiseError, Oracle
 from tests.worlds.rules import RULES, Step
 from tests.worlds.timeline import Timeline
+from tests.worlds.timeouts import CONFIRM_TIMEOUT_S, LEASE_S, LIFETIMES_S, MARGIN_S
 from wattfleet.choosing import Front
 from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
 
@@ -51,7 +52,7 @@ class World:
         self.date_s = 0.0
         self._draw_settings(self.rng, seed)
         self.grant_settings = GrantSettings(
-            lifetime_s=self.lifetime_s, stop_margin_s=self.margin_s, confirm_timeout_s=8.0
+            lifetime_s=self.lifetime_s, stop_margin_s=self.margin_s, confirm_timeout_s=CONFIRM_TIMEOUT_S
         )
         self.oracle = self._new_oracle()
         self.coordinator = Coordinator(self)
@@ -64,9 +65,9 @@ class World:
         self.budget_w = float(rng.randint(30, 120))
         policies: list[Policy] = [AllDevices(), AllDevices(), FastestK(2), RandomK(2, seed=seed)]
         self.policy: Policy = rng.choice(policies)
-        self.lifetime_s = rng.choice([20.0, 30.0])
-        self.margin_s = 5.0
-        self.lease_s, self.slowest_s = 5.0, rng.choice([0.05, 0.5])
+        self.lifetime_s = rng.choice(LIFETIMES_S)
+        self.margin_s = MARGIN_S
+        self.lease_s, self.slowest_s = LEASE_S, rng.choice([0.05, 0.5])
 
     def _new_oracle(self) -> Oracle:
         return Oracle(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 
 from wattfleet.budgets.budget import InForce, require_offset, require_watts
 from wattfleet.errors import InvalidInputError
@@ -69,5 +69,11 @@ class ReadingRule:
         # A reading from the future means that the clock was set back. It must not stay in force until then.
         if newest is not None and abs((now - newest.measured_at).total_seconds()) <= self.max_age_s:
             return InForce(newest.watts, "query", False, "measured")
-        reason = "no reading yet" if newest is None else f"no reading for {self.max_age_s:g} s"
+        reason = "no reading yet"
+        if newest is not None:
+            # Not the age, since the same reason has to have the same text.
+            at = f"{newest.measured_at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+            reason = f"the newest reading may be from {at}, over {self.max_age_s:g} s ago"
+            if newest.measured_at > now:
+                reason = f"the newest reading is from {at}, in the future: was the clock set back?"
         return InForce(self.fallback_w, "query", True, f"{reason}: {trouble}" if trouble else reason)

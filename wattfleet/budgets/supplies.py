@@ -90,6 +90,15 @@ class Supplies:
             path.append(parent)
         return tuple(path)
 
+    def behind(self, name: str) -> tuple[str, ...]:
+        """A supply and all supplies that it feeds, directly or not, in the given order.
+
+        Raises:
+            InvalidInputError: the name is unknown.
+        """
+        self.parent_of(name)
+        return tuple(each for each in self.names if name in self.path(each))
+
     def _require_root(self, name: str) -> None:
         """Check that the path upwards from a supply ends at a root.
 

@@ -34,8 +34,12 @@ from .selection import next_round as next_round
 from .trimming import InFlight as InFlight
 from .trimming import TrimmedPlan as TrimmedPlan
 from .trimming import trim_rounds as trim_rounds
+from .trust import POWER_FACTOR as POWER_FACTOR
+from .trust import TIME_FACTOR as TIME_FACTOR
 from .trust import Contradiction as Contradiction
+from .trust import PredictionError as PredictionError
 from .trust import Trust as Trust
 from .trust import contradiction_of as contradiction_of
+from .trust import prediction_error as prediction_error
 from .utility import DeviceSet as DeviceSet
 from .utility import max_utility as max_utility

@@ -14,9 +14,13 @@ from wattfleet.planning.round_plan import Assignment
 WINDOW = 8
 """Number of a device's latest observed trainings that its trust is computed from; the settings' text states it, too."""
 
-_TIME_FACTOR = 3.0
+TIME_FACTOR = 3.0
+"""Observed seconds contradict a prediction if they differ from it by this factor, or by more if it is uncertain."""
+
 _TIME_SDS = 3.0
-_POWER_FACTOR = 1.5
+
+POWER_FACTOR = 1.5
+"""Observed watts contradict a prediction if they exceed the watts that were set aside by this factor."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,31 @@ class Contradiction:
 
 
 @dataclass(frozen=True)
+class PredictionError:
+    """How far an observation is from its prediction. Most are errors without being contradictions.
+
+    Attributes:
+        time_ratio: observed by predicted seconds per epoch; None if there was no predicted time to compare them with.
+        power_ratio: observed by predicted watts.
+    """
+
+    time_ratio: float | None
+    power_ratio: float
+
+
+@dataclass(frozen=True)
 class Trust:
     """The latest observed trainings of one device.
 
     Attributes:
         contradicted: for each of up to `WINDOW` trainings, oldest first, whether its prediction was contradicted.
         latest: the latest contradiction; None if there was none.
+        errors: how far the same trainings were from their predictions.
     """
 
     contradicted: tuple[bool, ...] = ()
     latest: Contradiction | None = None
+    errors: tuple[PredictionError, ...] = ()
 
     @property
     def contradictions(self) -> int:
@@ -58,10 +77,10 @@ class Trust:
         """From 1, if no prediction was contradicted, to 0, if all of the last `WINDOW` were."""
         return 1.0 - self.contradictions / WINDOW
 
-    def after(self, contradiction: Contradiction | None) -> Trust:
+    def after(self, contradiction: Contradiction | None, error: PredictionError) -> Trust:
         """The trust after one more training, whose prediction may have been contradicted."""
         contradicted = (*self.contradicted, contradiction is not None)[-WINDOW:]
-        return Trust(contradicted, contradiction or self.latest)
+        return Trust(contradicted, contradiction or self.latest, (*self.errors, error)[-WINDOW:])
 
     def exclusion_reason(self, front: Front, max_contradictions: int) -> str | None:
         """Why the device is left out of rounds; None if it may be selected.
@@ -104,9 +123,21 @@ def contradiction_of(
         power_w: observed mean watts.
         beside_duty: whether the device answered requests while it trained.
     """
-    seen_s = None if assignment.is_length_assumed or beside_duty else epoch_s
+    seen_s = _comparable_s(assignment, epoch_s, beside_duty)
     text = _compared(assignment.epoch_s, assignment.epoch_log_sd, assignment.power_limit_w, seen_s, power_w)
     return None if text is None else Contradiction(assignment.mode, seen_s, power_w, text)
+
+
+def prediction_error(
+    assignment: Assignment, epoch_s: float, power_w: float, beside_duty: bool = False
+) -> PredictionError:
+    """How far an observation is from a device's prediction; arguments as for `contradiction_of`."""
+    seen_s = _comparable_s(assignment, epoch_s, beside_duty)
+    return PredictionError(None if seen_s is None else seen_s / assignment.epoch_s, power_w / assignment.power_w)
+
+
+def _comparable_s(assignment: Assignment, epoch_s: float, beside_duty: bool) -> float | None:
+    return None if assignment.is_length_assumed or beside_duty else epoch_s
 
 
 def _contradiction_of_front(front: Front, observed: Contradiction) -> str | None:
@@ -130,9 +161,9 @@ def _is_within(predicted: float, factor: float, observed: float) -> bool:
 
 def _compared(predicted_s: float, log_sd: float, planned_w: float, epoch_s: float | None, power_w: float) -> str | None:
     """How an observation contradicts a prediction, as text; None if it does not."""
-    factor = max(_TIME_FACTOR, math.exp(_TIME_SDS * log_sd))
+    factor = max(TIME_FACTOR, math.exp(_TIME_SDS * log_sd))
     if epoch_s is not None and not _is_within(predicted_s, factor, epoch_s):
         return f"{epoch_s:.4g} s per epoch, predicted {predicted_s:.4g} s"
-    if power_w > _POWER_FACTOR * planned_w:
+    if power_w > POWER_FACTOR * planned_w:
         return f"{power_w:.1f} W, at most {planned_w:.1f} W planned"
     return None

@@ -38,6 +38,8 @@ class AgentTraining:
     Attributes:
         deadline: the training's deadline.
         optimizer_steps: steps of torch's optimizers so far; counted only with automatic profiling.
+        has_reported: whether minibatches of a loader were reported.
+        short_pass: minibatches of a loader whose passes are too short for automatic profiling; None if there is none.
         work: the batch size and epochs that the plan has chosen; None if it has chosen neither.
         taken_batch: the batch size that `planned_work` returned to the app; None if the app has not called it.
         has_taken_epochs: whether the app has passed its epochs to `planned_work`.
@@ -54,6 +56,8 @@ class AgentTraining:
         self._answers: SimpleQueue[local_pb2.TrainResponse | Exception] = SimpleQueue()
         self.deadline = Deadline(1.0, None)
         self.optimizer_steps = 0
+        self.has_reported = False
+        self.short_pass: int | None = None
         self.work: AssignedWork | None = None
         self.taken_batch: int | None = None
         self.has_taken_epochs = self.measures = False
@@ -131,6 +135,7 @@ class AgentTraining:
         """
         if self._is_finished:
             return False
+        self.has_reported = True
         trained = local_pb2.MinibatchesTrained(minibatches=times, paused=paused, is_pass_over=is_pass_over)
         self._requests.put(local_pb2.TrainRequest(minibatches=trained))
         return self._answer().noted.measuring

@@ -53,6 +53,31 @@ def automatic_profiling() -> Iterator[None]:
                 _undo.close()
 
 
+def why_unprofiled(training: AgentTraining, is_automatic: bool) -> str | None:
+    """Return why a training has reported no minibatches to the agent, with the remedy; None if it has.
+
+    Args:
+        training: a training that has ended.
+        is_automatic: whether automatic profiling was switched on for it.
+    """
+    remedy = "wrap the loader in `wattfleet_flower.profiled`"
+    if training.has_reported:
+        return None
+    if not is_automatic:
+        return f"auto-profile is false on its SuperNode: {remedy}"
+    if not _is_possible():
+        old = "this PyTorch is older than 2.0" if "torch" in sys.modules else "its minibatches come from no DataLoader"
+        return f"{old}: {remedy}"
+    if training.short_pass is not None:
+        return f"a pass over its data has only {training.short_pass} minibatches: {remedy}, or use smaller batches"
+    if training.optimizer_steps:
+        return f"its minibatches come from no PyTorch DataLoader that is read in the training's own thread: {remedy}"
+    return (
+        "no step of a PyTorch optimizer was seen: import PyTorch at the top of the app's module rather than in the"
+        f" training, or {remedy}"
+    )
+
+
 def _is_possible() -> bool:
     """Whether the app has imported a torch version that has hooks for optimizer steps."""
     if sys.modules.get("torch") is None:
@@ -112,6 +137,7 @@ def _measured_from_first_step(
     length = length_of(loader)
     least = _LEAST_MINIBATCHES if training.measures_over_passes else _LEAST_MINIBATCHES_BEFORE
     if length is not None and length < least:
+        training.short_pass = length
         yield from batches
     else:
         yield from measured(batches, training)

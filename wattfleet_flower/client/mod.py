@@ -15,7 +15,7 @@ from wattfleet_flower.client.agent_training import (
     AgentUnreachableError,
     MeasuredError,
 )
-from wattfleet_flower.client.automatic_profiling import automatic_profiling
+from wattfleet_flower.client.automatic_profiling import automatic_profiling, why_unprofiled
 from wattfleet_flower.client.deadline import Deadline
 from wattfleet_flower.client.pairing import pairing_problem
 from wattfleet_io.console import plain_text
@@ -31,6 +31,7 @@ from wattfleet_proto.assignment import (
     RECORD_KEY,
     SHARE_KEY,
     TOOK_EPOCHS_KEY,
+    UNPROFILED_KEY,
     WORK_KEY,
     AssignedWork,
     RoundAssignment,
@@ -59,7 +60,8 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
     # The app sees the message as its strategy wrote it.
     del message.content[RECORD_KEY]
     work = AssignedWork.from_record(message.content[WORK_KEY]) if WORK_KEY in message.content else None
-    profiles = automatic_profiling() if _profiles_automatically(context) else nullcontext()
+    is_automatic = _profiles_automatically(context)
+    profiles = automatic_profiling() if is_automatic else nullcontext()
     socket = _socket(context)
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         training = AgentTraining(channel)
@@ -97,6 +99,8 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
     done = _done(deadline, finished)
     if work is not None and work.epochs is not None:
         done[TOOK_EPOCHS_KEY] = not ignores_epochs
+    if (why := why_unprofiled(training, is_automatic)) is not None:
+        done[UNPROFILED_KEY] = why
     if not reply.has_error() and done:
         reply.content[RECORD_KEY] = ConfigRecord(done)
     return reply
@@ -123,9 +127,9 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
 
 
-def _done(deadline: Deadline, finished: local_pb2.TrainingFinished) -> dict[str, bool | float]:
+def _done(deadline: Deadline, finished: local_pb2.TrainingFinished) -> dict[str, bool | float | str]:
     """Return what the reply reports about the training: how much was done, seconds per epoch and watts."""
-    done: dict[str, bool | float] = {}
+    done: dict[str, bool | float | str] = {}
     if deadline.used:
         done |= {CUT_KEY: deadline.cut, APP_WEIGHS_KEY: deadline.app_weighs}
         if deadline.share is not None:

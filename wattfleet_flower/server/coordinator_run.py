@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Any
 
 import grpc
@@ -20,6 +20,7 @@ from wattfleet_flower.server.errors import LostRunError, PlanningError, RefusedE
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction, node_predictions
 from wattfleet_flower.server.replies import truncate_failures
+from wattfleet_flower.server.run_naming import RunNames
 from wattfleet_flower.server.sent_rounds import UnplannedRound
 from wattfleet_io.clock import Clock
 from wattfleet_proto.convert import epoch_choice_to_message, workload_to_message
@@ -44,12 +45,14 @@ class _Run:
         flower_id: Flower's id of the run.
         rounds: how many rounds it has; 0 if this is unknown.
         workload: what it trains.
+        names: its name and its labels.
         ids_tried: how many ids were tried. Another process may have started a run with Flower's id.
     """
 
     flower_id: str
     rounds: int
     workload: Workload
+    names: RunNames
     ids_tried: int = 1
 
     @property
@@ -106,18 +109,19 @@ class CoordinatorRun:
         """Stop plans from choosing the local epochs, because the app does not follow them."""
         self._local_epochs = EpochChoice.fixed(self.usual_epochs)
 
-    def start(self, flower_id: str, rounds: int, workload: Workload) -> None:
+    def start(self, flower_id: str, rounds: int, workload: Workload, names: RunNames) -> None:
         """Start a run at the coordinator, or later if the coordinator cannot be reached now.
 
         Args:
             flower_id: Flower's id of the run.
             rounds: how many rounds it has; 0 if this is unknown.
             workload: what it trains; a coordinator before protocol 2.1 ignores it.
+            names: its name and its labels.
 
         Raises:
             RefusedError: the coordinator refused the run.
         """
-        self._run = run = _Run(flower_id, rounds, workload)
+        self._run = run = _Run(flower_id, rounds, workload, names)
         self._start(run)
 
     def start_again(self) -> None:
@@ -130,7 +134,12 @@ class CoordinatorRun:
 
     def _start(self, run: _Run) -> None:
         self._is_finished = False
-        self._planner.report("StartRun", lambda: self._start_request(run), lambda refused: _takes_next_id(run, refused))
+        self._planner.report(
+            "StartRun",
+            lambda: self._start_request(run),
+            lambda refused: _takes_next_id(run, refused),
+            lambda answer: _log_name(run, answer.name),
+        )
 
     def plan(self, number: int, node_ids: Sequence[int]) -> planning_pb2.PlanRoundResponse:
         """Request a round's plan, once; without nodes the coordinator returns the existing plan and makes no new one.
@@ -289,6 +298,9 @@ class CoordinatorRun:
             rounds=run.rounds,
             run_token=self._token,
             workload=workload_to_message(run.workload),
+            name=run.names.name,
+            app=run.names.app,
+            labels=run.names.labels,
         )
 
     def _call(self, method: str, request: Any) -> Any:
@@ -304,6 +316,12 @@ class CoordinatorRun:
             self._planner.report(method, build)
         except RefusedError as refused:
             log(WARNING, "the coordinator rejected %s: %s", method, refused)
+
+
+def _log_name(run: _Run, name: str) -> None:
+    """Log what the coordinator calls a run; an older coordinator does not name it."""
+    if name:
+        log(INFO, "run %s is called %s at the coordinator", run.run_id, name)
 
 
 def _takes_next_id(run: _Run, refused: RefusedError) -> bool:

@@ -8,19 +8,24 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from wattfleet_flower.server.replies import describe_error
+from wattfleet_flower.server.replies import LOST_ERRORS, describe_error
 from wattfleet_io.clock import Clock
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, PAIRING_PROBLEM_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2
 
 _REPEAT_INTERVAL_S = 10.0
-"""The pause between two requests to a node that cannot train. Each request starts a process on the node."""
+"""The pause between two requests to a node, after an answer. Each request starts a process on the node."""
 
 
 def identify_request(node_id: int) -> Message:
     """Return a message that requests a node's device id."""
     record = RecordDict({RECORD_KEY: ConfigRecord({IDENTIFY_KEY: True})})
     return Message(record, dst_node_id=node_id, message_type="train")
+
+
+def is_lost(reply: Message) -> bool:
+    """Whether a node could not answer, since it was gone, its process was killed, or Flower lost a message."""
+    return reply.has_error() and reply.error.code in LOST_ERRORS
 
 
 def binding_in(node_id: int, reply: Message) -> planning_pb2.NodeBinding | str:
@@ -44,7 +49,7 @@ class _SentRequest:
 
 
 class RepeatedIdentification:
-    """Repeats the request to nodes that cannot train, so that a repaired one can join. Rounds do not wait for it."""
+    """Repeats the request to nodes that cannot train or did not answer. Rounds do not wait for the answers."""
 
     def __init__(self, timeout_s: float, clock: Clock) -> None:
         """Start without requests.
@@ -62,7 +67,7 @@ class RepeatedIdentification:
 
         Args:
             grid: Flower's grid.
-            node_ids: the connected nodes that cannot train.
+            node_ids: the connected nodes to ask.
 
         Returns:
             The bindings that nodes have answered with since the last call.

@@ -9,7 +9,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from wattfleet_flower.server.errors import PlanningError
-from wattfleet_flower.server.identification import RepeatedIdentification, binding_in, identify_request
+from wattfleet_flower.server.identification import RepeatedIdentification, binding_in, identify_request, is_lost
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import count_of, plain_text
@@ -45,6 +45,8 @@ class Nodes:
         # is away, and its store may be replaced by an older backup.
         self._bindings: dict[int, planning_pb2.NodeBinding] = {}
         self._unpaired: dict[int, str] = {}
+        # Nodes that did not answer when their device ids were requested.
+        self._silent: set[int] = set()
         self._to_recheck: set[int] = set()
         self._repeated = RepeatedIdentification(timeout_s, clock)
         # Device id -> why it must not train, or "" if it may, as reported by the coordinator.
@@ -100,9 +102,14 @@ class Nodes:
         known = self._planner.call("ResolveNodes", planning_pb2.ResolveNodesRequest(node_ids=node_ids))
         self._note(known.bindings, known.exclusions)
         answered = [self._bindings[node_id] for node_id in known.unknown_node_ids if node_id in self._bindings]
-        answered += self._ask(grid, [node_id for node_id in known.unknown_node_ids if node_id not in self._bindings])
+        unknown = [node_id for node_id in known.unknown_node_ids if node_id not in self._bindings]
+        silent = [node_id for node_id in unknown if node_id in self._silent]
+        answered += self._ask(grid, [node_id for node_id in unknown if node_id not in self._silent])
         bindings = {binding.node_id: binding for binding in known.bindings}
-        answered += [each for each in self._rechecked(grid, bindings) if each != bindings[each.node_id]]
+        rechecked = [each for each in self._rechecked(grid, bindings, silent) if each != bindings.get(each.node_id)]
+        self._note_batch(each for each in rechecked if each.node_id not in bindings)
+        answered += rechecked
+        self._silent.difference_update(each.node_id for each in answered)
         for start in range(0, len(answered), _BINDINGS_PER_REQUEST):
             batch = answered[start : start + _BINDINGS_PER_REQUEST]
             bound = self._planner.call("BindNodes", planning_pb2.BindNodesRequest(bindings=batch))
@@ -115,9 +122,9 @@ class Nodes:
         self._to_recheck.update(node_ids)
 
     def _rechecked(
-        self, grid: Grid, bindings: Mapping[int, planning_pb2.NodeBinding]
+        self, grid: Grid, bindings: Mapping[int, planning_pb2.NodeBinding], silent: Iterable[int]
     ) -> list[planning_pb2.NodeBinding]:
-        """Repeat the request to nodes that could not train at the last one, and return the new answers.
+        """Repeat the request to nodes that could not train or did not answer at the last one; return the new answers.
 
         The first answer is waited for, as is the one after a node's agent refused a training. Later answers are used
         when they arrive, so that no round waits for a node that cannot train.
@@ -125,6 +132,7 @@ class Nodes:
         Args:
             grid: Flower's grid.
             bindings: the bindings of the connected nodes, by node id.
+            silent: the connected nodes without a binding that did not answer.
         """
         unpaired = [node_id for node_id, binding in bindings.items() if binding.pairing_problem]
         new = [node_id for node_id in unpaired if node_id not in self._asked_s]
@@ -133,7 +141,7 @@ class Nodes:
         for node_id in new:
             self._asked_s.pop(node_id, None)
         answered = self._ask(grid, dict.fromkeys(new), are_bound=True)
-        return answered + self._repeated.poll(grid, [node_id for node_id in unpaired if node_id not in new])
+        return answered + self._repeated.poll(grid, [*(each for each in unpaired if each not in new), *silent])
 
     def allowed_without_plan(self, grid: Grid, node_ids: list[int]) -> list[int]:
         """Return the nodes that may train while the coordinator is away; requests the device ids of unknown nodes.
@@ -229,21 +237,29 @@ class Nodes:
         replies = list(grid.send_and_receive(messages, timeout=self._timeout_s))
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         reasons = dict.fromkeys(node_ids, f"no reply within {self._timeout_s:g} s")
+        silent = set(node_ids)
         bindings = []
         for reply in replies:
             node_id = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+            if not is_lost(reply):
+                silent.discard(node_id)
             answer = binding_in(node_id, reply)
             if isinstance(answer, str):
                 reasons[node_id] = answer
             else:
                 reasons.pop(node_id, None)
                 bindings.append(answer)
+        if not are_bound:
+            self._silent |= silent
         asked_s = self._clock.now_s()
         for node_id in node_ids:
             self._asked_s[node_id] = asked_s
         for node_id, reason in reasons.items():
             if are_bound:
                 log(WARNING, "node %d did not report whether it can train: %s", node_id, reason)
+                continue
+            if node_id in silent:
+                log(WARNING, "node %d is left out until it reports its device: %s", node_id, reason)
                 continue
             log(
                 WARNING,
@@ -252,9 +268,13 @@ class Nodes:
                 _IDENTIFY_INTERVAL_S / 60,
                 reason,
             )
+        self._note_batch(bindings)
+        return bindings
+
+    def _note_batch(self, bindings: Iterable[planning_pb2.NodeBinding]) -> None:
+        """Remember that these nodes have reported their devices together, and later than all others."""
         latest = 1 + max(self._asked_in.values(), default=0)
         self._asked_in.update({binding.node_id: latest for binding in bindings})
-        return bindings
 
     def _without_replaced(self, bindings: list[planning_pb2.NodeBinding]) -> list[int]:
         """Keep the newest node of each device: a restarted SuperNode has a new node id.

@@ -57,11 +57,13 @@ class _Report:
         method: the method to call.
         build: builds the request when it is sent.
         corrects: called after a refusal. It may change what `build` returns, and returns whether to send again.
+        accepted: called with the coordinator's answer.
     """
 
     method: str
     build: Callable[[], Any]
     corrects: Callable[[RefusedError], bool]
+    accepted: Callable[[Any], None]
 
 
 class PlanningClient:
@@ -205,7 +207,11 @@ class PlanningClient:
             raise CoordinatorUnreachableError(str(refused)) from None
 
     def report(
-        self, method: str, build: Callable[[], Any], corrects: Callable[[RefusedError], bool] = lambda _: False
+        self,
+        method: str,
+        build: Callable[[], Any],
+        corrects: Callable[[RefusedError], bool] = lambda _: False,
+        accepted: Callable[[Any], None] = lambda _: None,
     ) -> None:
         """Send a report, or keep it until the coordinator can accept it.
 
@@ -213,11 +219,12 @@ class PlanningClient:
             method: the method to call.
             build: builds the request when it is sent.
             corrects: called after a refusal. It may change what `build` returns, and returns whether to send again.
+            accepted: called with the coordinator's answer, perhaps much later.
 
         Raises:
             RefusedError: the coordinator will never accept the report.
         """
-        report = _Report(method, build, corrects)
+        report = _Report(method, build, corrects, accepted)
         if not self.is_unreachable:
             try:
                 self._send_pending()
@@ -269,7 +276,7 @@ class PlanningClient:
         while True:
             request = report.build()
             try:
-                self._call(report.method, request, self._report_timeout_s)
+                report.accepted(self._call(report.method, request, self._report_timeout_s))
                 return
             except RefusedError as refused:
                 # gRPC uses the same status for a request above its own size limit, which can never be accepted.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from wattfleet_flower.server.predictions import NodePrediction
 from wattfleet_flower.server.quorum import Quorum
 from wattfleet_flower.server.replies import keep_common_metrics
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
+from wattfleet_flower.server.run_naming import RunNaming
 from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sampling_at_most, trains_nothing
 from wattfleet_flower.server.selection import Select
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
@@ -64,6 +65,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         *,
         workload: str | Workload | None = None,
         workload_keys: Iterable[str] = WORKLOAD_KEYS,
+        run_name: str | None = None,
+        labels: Mapping[str, str | int | float | bool] | None = None,
         batches: BatchChoice | None = None,
         select: Select | None = None,
         quorum: Quorum | None = None,
@@ -91,6 +94,10 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 and from the initial arrays.
             workload_keys: keys of the run config whose overridden values become part of a derived name. Hyphens and
                 underscores count as the same.
+            run_name: what people call the app's runs; a run whose name is taken gets a number, such as `night-2`. None
+                for the app's own name with date and time. `flwr run -c 'run-name="night"'` names a single run.
+            labels: words by which people find the runs, such as `{"site": "lab"}`. `flwr run -c
+                'run-labels="site=lab lr=0.1"'` adds some to a single run.
             batches: the batch sizes that the plan may choose for each node; the app then trains with `planned_loader`.
                 None to let the app train with its own batch size.
             select: returns the nodes that a plan may use, given the round's number and the predictions of the connected
@@ -122,9 +129,10 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
         Raises:
             TwoStrategiesError: the strategy is power-aware already, or wraps a power-aware one.
-            InvalidInputError: `local_epochs`, `workload`, `on_coordinator_away` or `coordinator_patience_s` is not
-                valid; the strategy cannot be combined with a quorum or with the choice of epochs; the identity is
-                absent or damaged; or plaintext would leave this machine although it must not.
+            InvalidInputError: `local_epochs`, `workload`, `run_name`, `labels`, `on_coordinator_away` or
+                `coordinator_patience_s` is not valid; the strategy cannot be combined with a quorum or with the choice
+                of epochs; the identity is absent or damaged; or plaintext would leave this machine although it must
+                not.
         """
         if any(isinstance(layer, PowerAware) for layer in layers(strategy)):
             raise TwoStrategiesError("this strategy is power-aware already: use PowerAware only once, on the outside")
@@ -147,6 +155,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             type(strategy).__name__,
             epochs,
             WorkloadNaming(workload, workload_keys),
+            RunNaming(run_name, labels),
             batches,
             select,
             WaitLimits(allowance_s, patience_s, low_budget_patience_s),
@@ -175,7 +184,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 not go on without it. The text gives the reason.
             SuperLinkError: Flower's SuperLink has answered with errors for too long.
             TwoStrategiesError: another power-aware strategy runs.
-            InvalidInputError: no valid workload name can be derived from the app.
+            InvalidInputError: no valid workload name can be derived from the app, or the run config has an invalid name
+                or label.
         """
 
         def evaluate_and_report(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:

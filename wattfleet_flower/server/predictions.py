@@ -47,6 +47,8 @@ class TrainingPrediction:
         batch: the batch size that the prediction is for; None if unknown.
         profiled_modes: modes of the workload that the device has measured; with 0, the prediction comes from other
             devices or workloads alone.
+        is_length_assumed: whether the number of minibatches in an epoch is assumed, since the device has not trained
+            yet. Seconds and energy may then be far off.
     """
 
     mode: PowerMode
@@ -57,6 +59,7 @@ class TrainingPrediction:
     training_kj: Quantiles
     batch: int | None
     profiled_modes: int
+    is_length_assumed: bool
 
     def to_record(self, reason: str, with_quantiles: bool) -> dict[str, str | int | float]:
         """Return the values of the ConfigRecord in a training message.
@@ -72,6 +75,7 @@ class TrainingPrediction:
             "gpu-hz": self.mode.gpu_hz,
             "mem-hz": self.mode.mem_hz,
             "profiled-modes": self.profiled_modes,
+            "length-assumed": self.is_length_assumed,
             "reason": reason,
         }
         if self.batch is not None:
@@ -123,6 +127,7 @@ def training_prediction(assignment: planning_pb2.Assignment, epochs: float) -> T
         training_kj=_quantiles(training_s * power_w / 1e3, energy_sd),
         batch=assignment.batch or None,
         profiled_modes=assignment.profiled_modes,
+        is_length_assumed=assignment.length_assumed,
     )
 
 

@@ -20,6 +20,7 @@ from wattfleet_proto.assignment import (
     RECORD_KEY,
     SHARE_KEY,
     TOOK_EPOCHS_KEY,
+    UNPROFILED_KEY,
 )
 from wattfleet_proto.v1 import planning_pb2
 
@@ -44,6 +45,9 @@ _ERROR_TEXTS = {
     7: "the app's bundle is broken",
     8: "the training process was killed",
 }
+LOST_ERRORS = (3, 4, 5, 8)
+"""Flower's errors for a node that could not answer, but may answer the next message."""
+
 # Errors of `power_mode_mod` that occur if its SuperNode is paired with a wrong agent, or with none.
 _REFUSED_BY_AGENT = re.compile(r"the agent at .* answered (UNAVAILABLE|PERMISSION_DENIED|INVALID_ARGUMENT)")
 # Codes for which Flower's reason has details.
@@ -79,6 +83,7 @@ class RoundReplies:
         replies: the replies.
         ignoring: the nodes whose app did not use the plan's number of local epochs, or whose mod is too old to report
             it. Set by `results`; meaningful only if the plan has chosen the epochs.
+        unprofiled: for each device whose app has reported no minibatches to its agent, why. Set by `results`.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class RoundReplies:
         self._no_reply = "no reply in time" if timeout_s is None else f"no reply within {timeout_s:.0f} s"
         self.replies = list(replies)
         self.ignoring: set[int] = set()
+        self.unprofiled: dict[str, str] = {}
         self._observed: dict[str, dict[str, float]] = {}
         of_message = {metadata.message_id: device_id for metadata, device_id in sent if metadata.message_id}
         of_node = {metadata.dst_node_id: device_id for metadata, device_id in sent}
@@ -167,6 +173,8 @@ class RoundReplies:
         self._observed[device_id] = _observed(record)
         if record.get(TOOK_EPOCHS_KEY) is not True:
             self.ignoring.add(reply.metadata.src_node_id)
+        if isinstance(why := record.get(UNPROFILED_KEY), str):
+            self.unprofiled[device_id] = plain_text(why)[:_MAX_REASON_LENGTH]
         share = min(1.0, max(0.0, float(record[SHARE_KEY]))) if _is_number(record.get(SHARE_KEY)) else 1.0
         metrics = list(reply.content.metric_records.values())
         if share < 1 and not record.get(APP_WEIGHS_KEY, False):

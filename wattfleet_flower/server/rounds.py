@@ -26,6 +26,7 @@ from wattfleet_flower.server.predictions import NodePrediction, predicted_metric
 from wattfleet_flower.server.rebased_updates import bases_of, normalise_updates
 from wattfleet_flower.server.replies import RoundReplies
 from wattfleet_flower.server.round_messages import assigned_messages
+from wattfleet_flower.server.run_naming import RunNames, RunNaming
 from wattfleet_flower.server.selection import Select, selected_nodes
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
 from wattfleet_flower.server.stopping import end_of, reported_stop
@@ -69,6 +70,7 @@ class PlannedRounds:
         strategy: str,
         local_epochs: EpochChoice,
         naming: WorkloadNaming,
+        run_naming: RunNaming,
         batches: BatchChoice | None,
         select: Select | None,
         limits: WaitLimits,
@@ -82,6 +84,7 @@ class PlannedRounds:
             strategy: the strategy's name, for logs and reports.
             local_epochs: passes over its data that a node's training makes in a round, or those that plans may choose.
             naming: names the workload of a run.
+            run_naming: names a run.
             batches: the batch sizes that a plan may choose; None if the app trains with its own batch size.
             select: chooses the nodes that a plan may use; None to let the plan choose among all.
             limits: how long to wait.
@@ -92,6 +95,7 @@ class PlannedRounds:
         self._strategy = strategy
         self._run = CoordinatorRun(planner, strategy, local_epochs, clock)
         self._naming = naming
+        self._run_naming = run_naming
         self._batches = batches
         self._select = select
         self._limits = limits
@@ -100,6 +104,7 @@ class PlannedRounds:
         self._outage = Outage(away, strategy, clock)
         self._has_planned = self._may_follow = self._is_ended = False
         self._unplanned: dict[int, UnplannedRound] = {}
+        self._said_unprofiled: set[str] = set()
 
     @contextmanager
     def run(self, grid: Grid, rounds: int, arrays: ArrayRecord) -> Iterator[None]:
@@ -113,10 +118,11 @@ class PlannedRounds:
         Raises:
             TwoStrategiesError: another power-aware strategy runs.
             PlanningError: the coordinator refused the run.
-            InvalidInputError: no valid workload name can be derived from the run.
+            InvalidInputError: no valid workload name can be derived from the run, or its config has an invalid name or
+                label.
         """
         with ACTIVE_RUNS.enter(str(grid.run.run_id)) as run_id, reported_stop(self._stop, grid.get_node_ids):
-            self._start(run_id, rounds, self._workload(grid, arrays))
+            self._start(run_id, rounds, self._workload(grid, arrays), self._run_naming.of(grid.run))
             try:
                 yield
             except BaseException as error:
@@ -130,7 +136,7 @@ class PlannedRounds:
         A run that has finished is started again, because the app configures further rounds.
         """
         if not self._run.is_started:
-            self._start(str(grid.run.run_id), 0, self._workload(grid, arrays))
+            self._start(str(grid.run.run_id), 0, self._workload(grid, arrays), self._run_naming.of(grid.run))
         elif self._run.is_finished:
             self._run.start_again()
 
@@ -300,6 +306,7 @@ class PlannedRounds:
         results = answered.results(weighted_by_key)
         self._nodes.recheck_later(answered.refused_by_agents())
         self.check_epochs(sent, answered)
+        self._explain_unprofiled(sent, answered)
         for result in results:
             if result.failure:
                 log(WARNING, "%s failed: %s", self.device_name(sent, result.device_id), result.failure)
@@ -351,6 +358,19 @@ class PlannedRounds:
         names = [name for metadata, name in sent.sent if metadata.dst_node_id in usable & answered.ignoring]
         log(WARNING, "the plan's local epochs were not followed by %s: %s", first_few(names), remedy)
 
+    def _explain_unprofiled(self, sent: SentRound, answered: RoundReplies) -> None:
+        """Log once in a run why devices that have not measured any mode did not measure one in this round either."""
+        if not isinstance(sent, PlannedRound):
+            return
+        named: dict[str, list[str]] = {}
+        for each in sent.plan.assignments:
+            why = None if each.profiled_modes else answered.unprofiled.get(each.device_id)
+            if why is not None and why not in self._said_unprofiled:
+                named.setdefault(why, []).append(each.device_id)
+        for why, names in named.items():
+            log(WARNING, "no power mode of %s is measured while the app trains: %s", first_few(names), why)
+        self._said_unprofiled |= set(named)
+
     def report_metrics(self, number: int, metrics: MetricRecord | None, prefix: str = "") -> None:
         """Report the strategy's metrics after a round; round 0 is the evaluation before the first round.
 
@@ -392,10 +412,11 @@ class PlannedRounds:
             result.device_id = self._nodes.device_of(node_id)
         self._run.report_unplanned(unplanned, by_node, wall_s)
 
-    def _start(self, run_id: str, rounds: int, workload: Workload) -> None:
+    def _start(self, run_id: str, rounds: int, workload: Workload, names: RunNames) -> None:
         self._has_planned = self._may_follow = self._is_ended = False
         self._unplanned = {}
-        self._run.start(run_id, rounds, workload)
+        self._said_unprofiled = set()
+        self._run.start(run_id, rounds, workload, names)
         if self._planner.is_unreachable and self._outage.policy.action == "stop":
             unreachable = CoordinatorUnreachableError(f"the coordinator at {self._planner.name} cannot be reached")
             self._outage.continues(unreachable, are_exclusions_known=False)

@@ -181,14 +181,17 @@ def _keep_connected(enrolled: Enrolled | None, flower_options: Sequence[str]) ->
         # Flower has logged an error. On its own, it would leave a process that handles no messages.
         flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, "The SuperNode cannot go on: start it again.")
 
+    def note_id(node_id: int) -> None:
+        for factory in factories:
+            factory.state().set_node_id(node_id)
+
     def connect(address: str, insecure: bool, roots: Any, interceptors: Sequence[Any]) -> SteadyClient:
         client: SteadyClient
         if enrolled is None or names_roots:
             client = SteadyClient.from_server_address(address, insecure, roots, interceptors)
         else:
             client = EnrolledClient(address, enrolled.trusted_file, interceptors)
-        # Apps see the node id of the SuperNode's own state.
-        client.on_new_id = lambda node_id: [factory.state().set_node_id(node_id) for factory in factories]
+        client.on_new_id = note_id  # apps see the node id of the SuperNode's own state
         return client
 
     _flower.start_client_internal = start_with_state

@@ -9,7 +9,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 from flwr.common import log
@@ -60,11 +60,10 @@ _UNREGISTERED = (
     " that it registers anew"
 )
 _UNKNOWN = (
-    "the SuperLink does not know this SuperNode's key; trying again. A `wattfleet-superlink` registers the enrolled"
-    " devices within seconds of its start. A `flower-superlink` needs `flwr supernode register`"
+    "the SuperLink does not accept this SuperNode yet; trying again. A `wattfleet-superlink` registers the enrolled"
+    " devices within seconds of its start; a `flower-superlink` needs `flwr supernode register`. A SuperNode that was"
+    " killed is accepted again after up to 60 s"
 )
-
-Answer = TypeVar("Answer")
 
 
 class SteadyClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not typed for strict checking
@@ -99,7 +98,8 @@ class SteadyClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not type
     def RegisterNode(self, request: RegisterNodeFleetRequest) -> RegisterNodeFleetResponse:  # noqa: N802 - named by Flower
         """Register a SuperNode without a key of its own."""
         self._registration = request
-        return super().RegisterNode(request)
+        registered: RegisterNodeFleetResponse = super().RegisterNode(request)
+        return registered
 
     def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802 - named by Flower
         """Activate the SuperNode, as soon as the SuperLink accepts its key.
@@ -110,7 +110,7 @@ class SteadyClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not type
         give_up_s, pause_s = self._clock.now_s() + ACCEPTED_WITHIN_S, _FIRST_PAUSE_S
         while True:
             try:
-                activated = super().ActivateNode(request)
+                activated: ActivateNodeResponse = super().ActivateNode(request)
             except httpx.HTTPStatusError as error:
                 if not (_is_unauthorized(error) or _code(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED):
                     raise
@@ -130,11 +130,13 @@ class SteadyClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not type
         Raises:
             RunNotRunningException: the SuperLink answers with errors. Flower then ignores the message.
         """
-        return _of_running_run(lambda: super(SteadyClient, self).GetRun(request))
+        found: GetRunResponse = _of_running_run(super().GetRun, request)
+        return found
 
     def GetFab(self, request: GetFabRequest) -> GetFabResponse:  # noqa: N802 - named by Flower
         """Request the app of a run; raises as `GetRun`."""
-        return _of_running_run(lambda: super(SteadyClient, self).GetFab(request))
+        found: GetFabResponse = _of_running_run(super().GetFab, request)
+        return found
 
     def _unary_unary(self, *, request: Any, **options: Any) -> Any:
         """Send a request under the current node id; if the SuperLink has forgotten the SuperNode, return to it first.
@@ -377,10 +379,10 @@ def _trusting(authorities_pem: bytes) -> ssl.SSLContext:
     return context
 
 
-def _of_running_run(request: Callable[[], Answer]) -> Answer:
+def _of_running_run(send: Callable[[Any], Any], request: Any) -> Any:
     """Send a request; a server error means that the run cannot be used, which Flower's SuperNode survives."""
     try:
-        return request()
+        return send(request)
     except httpx.HTTPStatusError as error:
         if error.response.status_code < _SERVER_ERRORS:
             raise
@@ -409,7 +411,8 @@ def _is_unauthorized(error: httpx.HTTPStatusError) -> bool:
 
 def _is_not_enrolled(error: httpx.HTTPStatusError) -> bool:
     """Whether the SuperLink knows that the key is not enrolled; only `wattfleet-superlink` reports this."""
-    return error.response.headers.get(HEADER) == NOT_ENROLLED
+    found: str | None = error.response.headers.get(HEADER)
+    return found == NOT_ENROLLED
 
 
 def _code(error: httpx.HTTPStatusError) -> int | None:

@@ -128,6 +128,21 @@ def device_data(partition: int, devices: int, seed: int, file: str = "") -> tupl
     return images[index], labels[index]
 
 
+def minibatches_per_epoch(samples: int, batch_size: int, passes: float = 1.0) -> int:
+    """Return how many minibatches an epoch of `Minibatches` has.
+
+    Args:
+        samples: digits that the device holds.
+        batch_size: samples in a minibatch.
+        passes: passes over the digits and their shifts in an epoch.
+    """
+    return -(-_shown(samples, passes) // batch_size)
+
+
+def _shown(samples: int, passes: float) -> int:
+    return max(1, round(passes * _SHIFTS_PER_EPOCH * samples))
+
+
 class Minibatches:
     """A device's digits in minibatches, reshuffled for each epoch.
 
@@ -143,12 +158,13 @@ class Minibatches:
 
     def __init__(self, data: tuple[Tensor, Tensor], batch_size: int, seed: int, passes: float = 1.0) -> None:
         self._images, self._labels = data
-        self._samples = max(1, round(passes * _SHIFTS_PER_EPOCH * len(self._images)))
+        self._samples = _shown(len(self._images), passes)
+        self._length = minibatches_per_epoch(len(self._images), batch_size, passes)
         self.batch_size = batch_size
         self._generator = torch.Generator().manual_seed(seed)
 
     def __len__(self) -> int:
-        return -(-self._samples // self.batch_size)
+        return self._length
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         count = len(self._images)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.options import JsonOption, connected
-from coordinator.cli.run_names import RUN_HELP, run_id_of
+from coordinator.cli.run_names import RUN_HELP, names_of, run_id_of
 from wattfleet_io.console import count_of, print_json, print_line, terminal
 
 
@@ -46,11 +46,12 @@ def export(
     tables = Tables()
     with connected() as client, terminal(to_stderr=True).status("asking the coordinator") as status:
         runs = client.runs(with_times=True)
-        wanted = {run_id_of([each.run_id for each in runs], given) for given in run or ()}
+        names = names_of(runs)
+        wanted = {run_id_of(names, given) for given in run or ()}
         tables.add_devices(client.devices(with_fronts=True, with_times=True))
         for each in runs:
             if not wanted or each.run_id in wanted:
-                status.update(f"run {each.run_id}")
+                status.update(f"run {names[each.run_id]}")
                 tables.add_run(each, client.rounds(each.run_id, with_times=True))
         status.update(f"writing {out}")
         written = write(tables, out, format_.value)

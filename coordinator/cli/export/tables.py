@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import tempfile
@@ -42,6 +43,7 @@ _WORKLOAD = {
     "profiled_modes": _COUNT,
     "minibatches_per_epoch": _COUNT,
     "fastest_epoch_s": _NUMBER,
+    "epoch_length_assumed": _FLAG,
     "reference_digest": _TEXT,
     "left_out": _TEXT,
     "trust": _NUMBER,
@@ -58,6 +60,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "mode_count": _COUNT,
         "idle_w": _NUMBER,
         "fastest_epoch_s": _NUMBER,
+        "epoch_length_assumed": _FLAG,
         "supply": _TEXT,
         "limit_w": _NUMBER,
         "site_tags": _TEXT,
@@ -88,6 +91,8 @@ COLUMNS: dict[str, dict[str, str]] = {
     "workloads": {"device_id": _TEXT, **_WORKLOAD},
     "runs": {
         "run_id": _TEXT,
+        "name": _TEXT,
+        "labels": _TEXT,
         "strategy": _TEXT,
         "workload": _TEXT,
         "rounds": _COUNT,
@@ -113,6 +118,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "observed_s": _NUMBER,
         "wall_s": _NUMBER,
         "training_j": _NUMBER,
+        "observed_trainings": _COUNT,
         "deadline_s": _NUMBER,
         "in_other_mode": _COUNT,
         "stopped": _COUNT,
@@ -153,7 +159,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "late": _FLAG,
     },
 }
-"""Columns of every table, with the pandas name of their type. Tags are separated by spaces.
+"""Columns of every table, with the pandas name of their type. Tags are separated by spaces. Labels are a JSON object.
 
 In the tables `workloads` and `fronts`, the workload is empty for an agent whose only front counts for all workloads.
 
@@ -197,7 +203,8 @@ class Tables:
 
     def add_run(self, run: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> None:
         """Add a run with its rounds; round 0 holds the metrics from before the first round."""
-        self._add("runs", {**run_values(run), "rounds": run.rounds})
+        values = run_values(run)
+        self._add("runs", {**values, "rounds": run.rounds, "labels": json.dumps(values["labels"], ensure_ascii=False)})
         self._add_metrics((run.run_id, 0), run.initial_metrics)
         for view in rounds:
             self._add_round(view)

@@ -2,6 +2,8 @@
 "use strict";
 (() => {
   const RETRY_MS = 10_000;
+  const supply = document.getElementById("watts")?.dataset.supply;
+  const UPDATES = supply === undefined ? "/updates" : `/updates?${new URLSearchParams({ supply })}`;
   const connection = document.getElementById("connection");
   let version = null;
   let problem = null;
@@ -16,6 +18,11 @@
   // What a link, a summary or a scrolled region is called, before and after the page was brought up to date.
   function nameOf(element) {
     return element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent;
+  }
+
+  // The controls with a name, in order: two links may lead to the same page.
+  function namesakes(part, name) {
+    return [...part.querySelectorAll("a, summary, [tabindex]")].filter((each) => nameOf(each) === name);
   }
 
   async function refresh() {
@@ -38,6 +45,7 @@
         const next = fresh.getElementById(part.id);
         if (next === null || next.innerHTML === part.innerHTML) continue;
         const focused = part.contains(document.activeElement) ? nameOf(document.activeElement) : null;
+        const rank = focused === null ? 0 : namesakes(part, focused).indexOf(document.activeElement);
         const scrolled = [...part.querySelectorAll(".scroll, .drawing")].map((each) => each.scrollLeft);
         for (const open of part.querySelectorAll("details[open]")) {
           const again = next.querySelector(`#${open.id}`);
@@ -45,8 +53,8 @@
         }
         part.replaceChildren(...next.childNodes);
         if (focused !== null) {
-          const again = [...part.querySelectorAll("a, summary, [tabindex]")].find((each) => nameOf(each) === focused);
-          if (again) again.focus({ preventScroll: true });
+          const found = namesakes(part, focused);
+          (found[rank] ?? found[0])?.focus({ preventScroll: true });
         }
         part.querySelectorAll(".scroll, .drawing").forEach((each, k) => (each.scrollLeft = scrolled[k] ?? 0));
       }
@@ -64,7 +72,7 @@
   // Why the coordinator refuses the updates, which an EventSource does not tell; null if it does not refuse them now.
   async function refusal() {
     try {
-      const answer = await fetch("/updates");
+      const answer = await fetch(UPDATES);
       if (answer.ok) {
         await answer.body.cancel();
         return null;
@@ -88,7 +96,7 @@
   }
 
   function follow() {
-    const updates = new EventSource("/updates");
+    const updates = new EventSource(UPDATES);
     let wasTold = false;
     updates.onmessage = (message) => {
       const update = JSON.parse(message.data);

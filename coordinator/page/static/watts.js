@@ -1,4 +1,4 @@
-// The chart of the site's watts over the last minutes.
+// The chart of the watts of a supply, or of the whole fleet, over the last minutes.
 "use strict";
 (async () => {
   const KEPT = 900;
@@ -45,7 +45,9 @@
   }
 
   try {
-    (await (await fetch("/watts.json")).json()).forEach(add);
+    const { supply } = place.dataset;
+    const query = supply === undefined ? "" : `?${new URLSearchParams({ supply })}`;
+    (await (await fetch(`/watts.json${query}`)).json()).forEach(add);
   } catch {
     // The updates bring what is missing.
   }

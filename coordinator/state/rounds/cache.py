@@ -35,13 +35,6 @@ class RoundCache:
         self._used = dict.fromkeys(self.rounds)
         self._histories: dict[str, History] = {}
 
-    def copy(self) -> RoundCache:
-        """An independent copy."""
-        copied = RoundCache()
-        copied.rounds, copied._archived = self.rounds.copy(), self._archived.copy()  # noqa: SLF001 - of this class
-        copied._used, copied._histories = self._used.copy(), self._histories.copy()  # noqa: SLF001
-        return copied
-
     def put(self, record: RoundRecord) -> RoundRecord:
         """Cache a round that is new or has changed."""
         self.rounds[record.plan_id] = record

@@ -55,9 +55,8 @@ class DeviceGrant:
         phase: the last known progress of the device's training.
         was_sent: the device may have received the grant.
         is_confirmed: the device has put the grant in force.
-        is_in_session: the grant was sent in the device's current session.
+        sent_s: when it was sent in the device's current session; None before.
         is_on_its_way: this grant or an earlier one was sent in the current session and may still arrive.
-        sent_s: when it was first sent.
         is_given_up: nobody waits for the training: its round or run has ended, or it is run in order to measure. It
             counts until it is known to be over.
         is_rogue: the device acts on an unknown grant until it confirms this one.
@@ -71,9 +70,8 @@ class DeviceGrant:
     phase: GrantPhase = GrantPhase.WAITING
     was_sent: bool = False
     is_confirmed: bool = False
-    is_in_session: bool = False
+    sent_s: float | None = None
     is_on_its_way: bool = False
-    sent_s: float = 0.0
     is_given_up: bool = False
     is_rogue: bool = False
     is_late: bool = False
@@ -103,6 +101,11 @@ class DeviceGrant:
     def is_over(self) -> bool:
         """Whether the device can no longer act on any grant."""
         return self.phase is GrantPhase.OVER and not self.superseded_w and not self.is_rogue
+
+    @property
+    def holds_watts(self) -> bool:
+        """Whether the device may draw more than its idle power under any grant, known or unknown."""
+        return not self.is_over and (self.counted_w > 0 or self.is_rogue)
 
     @property
     def granted_w(self) -> float:
@@ -137,8 +140,11 @@ class DeviceGrant:
 
     def sent(self, now_s: float) -> DeviceGrant:
         """The device's state after this grant was sent in its current session."""
-        sent_s = self.sent_s if self.was_sent else now_s
-        return replace(self, was_sent=True, is_in_session=True, is_on_its_way=True, sent_s=sent_s)
+        return replace(self, was_sent=True, is_on_its_way=True, sent_s=now_s)
+
+    def in_new_session(self) -> DeviceGrant:
+        """The device's state after a new session has begun: what was sent in the earlier one may not have arrived."""
+        return replace(self, sent_s=None, is_on_its_way=False)
 
     def elapsed_s(self, now_s: float) -> float | None:
         """Seconds since the training began, 0 before it; None if that is unknown."""

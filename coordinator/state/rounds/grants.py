@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from coordinator.settings import GrantSettings
 from coordinator.state.records import RoundRecord, RunRecord, plan_id_to_measure, run_of
@@ -22,6 +22,26 @@ from wattfleet_proto.device_state import GrantPhase
 
 _DRIFT = 0.01
 """Relative error between two clocks: a hundred times that of a poor quartz."""
+
+
+@dataclass(frozen=True)
+class CountedOn:
+    """The devices that are believed to keep to their newest grants, among those that may act on one.
+
+    Attributes:
+        reachable: the connected ones, which can be sent a lower limit. They have confirmed their grant, or have not yet
+            failed to do so in time.
+        absent: those that are expected to return. The coordinator was just restarted, and an earlier process had sent
+            them the grant.
+    """
+
+    reachable: Set[str]
+    absent: Set[str]
+
+    @property
+    def believed(self) -> Set[str]:
+        """All of them."""
+        return self.reachable | self.absent
 
 
 class Grants:
@@ -61,6 +81,8 @@ class Grants:
         self._grants: dict[str, DeviceGrant] = {}
         self._lapses_s: dict[str, float] = {}
         self.pending = PendingGrants()
+        # Devices that have sent no lease in their session yet.
+        self._unheard: set[str] = set()
         # Until then, a device may hold a grant with the lifetime of an earlier process.
         self._earlier_until_s = started_s + self._lasts_s(stored.lifetime_s) if stored.lifetime_s else -math.inf
         self.unstored = UnstoredGrants(stored, settings.lifetime_s)
@@ -85,6 +107,7 @@ class Grants:
                 self._continue_stopping(training, training.limit_w)
         for device_id in self._grants:
             self.renew(device_id, started_s)
+        self.pending.reviewed(self.of_training())  # nothing is renewed before the first review
 
     # --- queries ------------------------------------------------------------------------------------------------
 
@@ -104,7 +127,7 @@ class Grants:
 
     def of_training(self) -> Iterator[str]:
         """The devices that may act on a grant."""
-        return (device_id for device_id, each in self._grants.items() if not each.is_over)
+        return (device_id for device_id, each in self._known() if not each.is_over)
 
     def of_measuring(self) -> Iterator[tuple[str, str]]:
         """The devices whose newest grant is one to measure, each with the id that the grant names as its plan."""
@@ -112,48 +135,49 @@ class Grants:
 
     def in_flight(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that a Flower server waits for, each with its device's id."""
-        return ((device_id, each) for device_id, each in self._grants.items() if each.is_in_flight)
+        return ((device_id, each) for device_id, each in self._known() if each.is_in_flight)
 
     def given_up(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that draw power but are no longer waited for, each with its device's id."""
-        return ((device_id, each) for device_id, each in self._grants.items() if each.is_given_up and each.granted_w)
+        return ((device_id, each) for device_id, each in self._known() if each.is_given_up and each.granted_w)
 
     def plans_in_flight(self) -> set[str]:
         """The ids of the plans that a Flower server waits for."""
         return {each.plan_id for _, each in self.in_flight()}
 
-    def is_controllable(self, device_id: str, now_s: float) -> bool:
-        """Whether a device has confirmed its newest grant, or may be expected to confirm it soon."""
-        known = self._grants.get(device_id)
-        if known is None or known.is_over or known.is_confirmed or not known.was_sent:
-            return True
-        return now_s - known.sent_s < self._settings.confirm_timeout_s
+    def counted_on(self, is_connected: Callable[[str], bool], now_s: float) -> CountedOn:
+        """Which devices can be counted on. This is the only place that decides it.
 
-    def is_expected_back(self, device_id: str, now_s: float) -> bool:
-        """Whether a disconnected device may be expected to return and keep to its newest grant.
-
-        This is so if the coordinator was just restarted, and its previous process had sent the grant.
+        Args:
+            is_connected: whether a device has a session.
+            now_s: the time now.
         """
-        known = self._grants.get(device_id)
+        sent_after_s = now_s - self._settings.confirm_timeout_s
         is_starting = now_s - self._started_s < self._settings.lifetime_s
-        return is_starting and known is not None and not known.was_sent and not known.is_over
+        reachable, absent = set(), set()
+        for device_id, known in self._known():
+            if known.is_over:
+                continue
+            if is_connected(device_id) and (known.sent_s is not None or device_id not in self._unheard):
+                if known.is_confirmed or known.sent_s is None or known.sent_s > sent_after_s:
+                    reachable.add(device_id)
+            elif is_starting and not known.was_sent:
+                absent.add(device_id)
+        return CountedOn(reachable, absent)
 
     @property
     def lowered_count(self) -> int:
         """The number of devices that have not confirmed a lower limit yet."""
         return sum(each.was_sent and each.superseded_w > each.granted_w for each in self._grants.values())
 
+    def lapses_in_s(self, device_id: str, now_s: float) -> float:
+        """Seconds until a device's grant must have lapsed if the device is without contact from now on."""
+        return max(0.0, self._lapses_s.get(device_id, now_s) - now_s)
+
     def may_train(self, device_id: str) -> bool:
         """Whether a device may still act on a grant."""
         known = self._grants.get(device_id)
         return known is not None and not known.is_over
-
-    def copy(self) -> Grants:
-        """An independent copy; its grants are never sent."""
-        copied = Grants(settings=self._settings, started_s=self._started_s, first_id=self._next_id)
-        copied.pending = self.pending.copy()
-        copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
-        return copied
 
     # --- plans --------------------------------------------------------------------------------------------------
 
@@ -207,6 +231,11 @@ class Grants:
         known = self._grants[device_id]
         self._issue(device_id, known.plan_id, None, known.grant.longest_s, known.grant.measuring)
 
+    def assume_over(self, device_id: str) -> None:
+        """In a copy for a preview, assume that a device can no longer act on any grant."""
+        known = self._grants[device_id]
+        self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
+
     def end_round(self, record: RoundRecord) -> None:
         """Stop waiting for the devices of a finished round, except for late ones."""
         self._end_round(record)
@@ -228,6 +257,14 @@ class Grants:
             self._give_up(device_id, plan_id)
         self.unstored.note([device_id for device_id, _ in given_up], self._leftover)
 
+    def stop_runs(self, run_ids: Collection[str]) -> None:
+        """Stop all trainings of finished runs, or cancel them before they begin."""
+        for device_id, known in self._known():
+            if run_of(known.plan_id) in run_ids and known.granted_w:
+                self._give_up(device_id, known.plan_id)
+                if self._grants[device_id].granted_w:
+                    self.stop(device_id)
+
     def give_up_devices(self, device_ids: Iterable[str], run_id: str) -> None:
         """Stop waiting for the given devices of a run, because its Flower server does not wait for them."""
         for device_id in device_ids:
@@ -240,7 +277,8 @@ class Grants:
     def forget(self, device_ids: Collection[str]) -> None:
         """Remove the grants of some devices."""
         for device_id in device_ids:
-            self.pending.forget(device_id)
+            self.pending.ended(device_id)
+            self._unheard.discard(device_id)
             self._grants.pop(device_id, None)
             self._lapses_s.pop(device_id, None)
 
@@ -252,14 +290,19 @@ class Grants:
 
     # --- devices ------------------------------------------------------------------------------------------------
 
+    def greeted(self, device_id: str) -> None:
+        """Note that a device's session begins: its first lease will state which grant it has in force.
+
+        What was sent in its previous session may not have arrived.
+        """
+        self._unheard.add(device_id)
+        if (known := self._grants.get(device_id)) is not None:
+            self._grants[device_id] = known.in_new_session()
+
     def session_began(self, device_id: str, now_s: float) -> None:
-        """Begin a device's session; what was sent in the previous session may not have arrived."""
+        """Begin a device's session, once its greeting was answered: grants are sent in the new session from now on."""
         self.renew(device_id, now_s)
-        known = self._grants.get(device_id)
-        if known is not None:
-            self._grants[device_id] = replace(known, is_in_session=False, is_on_its_way=False)
-            if not known.is_over:
-                self.pending.returned(device_id)
+        self.greeted(device_id)
 
     def never_sent(self) -> list[str]:
         """The devices whose trainings cannot begin yet, because no grant of the plan was sent."""
@@ -269,10 +312,10 @@ class Grants:
         """Whether a device's grant may be renewed.
 
         A grant that is older than the newest one must lapse, however often its device connects. So must a grant that
-        was not reviewed after its device could not be informed of a lower budget.
+        the last review passed over, because its device could not be informed of a lower budget.
         """
         known = self._grants.get(device_id)
-        return known is None or known.is_over or (known.is_confirmed and not self.pending.is_unreviewed(device_id))
+        return known is None or known.is_over or (known.is_confirmed and not self.pending.is_passed_over(device_id))
 
     def renew(self, device_id: str, now_s: float) -> None:
         """Restart the lifetime of a device's grant; call this before the renewal is acknowledged to the device."""
@@ -290,22 +333,20 @@ class Grants:
             phase: how far the device is with its training.
             now_s: the time now; None if nobody asks when trainings began.
         """
-        self.pending.heard(device_id)
+        self._unheard.discard(device_id)
         known = self._grants.get(device_id)
         if known is None or known.is_over:
             if phase is not GrantPhase.OVER:  # it may have lapsed while the device could not be parked
                 self._issue(device_id, plan_id, None, 0.0)
                 self._grants[device_id] = replace(self._grants[device_id], is_rogue=True, is_given_up=True)
-                self.pending.review(device_id)
         elif grant_id == known.grant.grant_id:
-            self.pending.confirmed(device_id)
             self._grants[device_id] = known.confirmed(phase, now_s)
             is_unwanted = known.is_given_up and known.grant.measuring is None
             if is_unwanted and phase is GrantPhase.WAITING and known.assignment is not None:
                 self.stop(device_id)
         else:
             self._grants[device_id] = known = known.not_in_force(plan_id, phase, now_s)
-            if not known.is_in_session and not known.is_over:
+            if known.sent_s is None and not known.is_over:
                 self.pending.send(device_id)
 
     def observed(self, device_id: str, plan_id: str) -> None:
@@ -327,11 +368,6 @@ class Grants:
             self.pending.ended(device_id)
         self.unstored.check(self._leftover, now_s >= self._earlier_until_s)
         return lapsed
-
-    def needs_review(self, now_s: float) -> bool:
-        """Whether any device has returned and sent a lease, or has not confirmed its newest grant in time."""
-        unconfirmed = [each for each, known in self._grants.items() if not known.is_confirmed]
-        return self.pending.needs_review({each for each in unconfirmed if not self.is_controllable(each, now_s)})
 
     def due(self) -> tuple[list[str], list[str]]:
         """Devices whose grants may be sent now: first those that may act on an older grant, then those without one."""
@@ -364,6 +400,10 @@ class Grants:
         return orders
 
     # --- internal -----------------------------------------------------------------------------------------------
+
+    def _known(self) -> list[tuple[str, DeviceGrant]]:
+        """The newest grant of each device; a copy, because metrics are read in another thread."""
+        return list(self._grants.items())
 
     def _lasts_s(self, lifetime_s: float) -> float:
         """Seconds after a device's last renewal by which it must be parked."""

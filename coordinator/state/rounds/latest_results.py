@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -107,15 +106,6 @@ class LatestResults:
                 known.pop(device_id, None)
             for place in (self.assigned_in, self.observed_in, self.observed_numbers):
                 place.pop(device_id, None)
-
-    def copy(self) -> LatestResults:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied.assignments, copied.observations = self.assignments.copy(), self.observations.copy()
-        copied.predictions = self.predictions.copy()
-        copied.assigned_in, copied.observed_in = self.assigned_in.copy(), self.observed_in.copy()
-        copied.observed_numbers = self.observed_numbers.copy()
-        return copied
 
 
 def _is_newer(record: RoundRecord, known: ObservedRound | EvaluatedRound | None) -> bool:

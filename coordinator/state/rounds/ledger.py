@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from coordinator.state.records import (
     ObservedTraining,
     RoundObservation,
     RoundRecord,
+    run_of,
 )
 from coordinator.state.rounds.cache import RoundCache
 from coordinator.state.rounds.grants import Grants
@@ -29,10 +29,8 @@ class RoundLedger:
         grants: what devices may draw beyond idle power.
         latest_results: each device's latest assignment and observation.
         statistics: counts over the rounds of this process.
-        since_s: when each round in flight was planned, or else when this process began, by plan id; in seconds of the
+        since_s: when each awaited round was planned, or else when this process began, by plan id; in seconds of the
             planner's clock.
-        is_trim_due: devices may draw more than when rounds were last trimmed.
-        trim_count: how often rounds in flight were trimmed.
     """
 
     def __init__(
@@ -53,8 +51,6 @@ class RoundLedger:
         self.latest_results = LatestResults()
         self.statistics = RoundStatistics()
         self.since_s: dict[str, float] = {}
-        self.is_trim_due = False
-        self.trim_count = 0
         for record in rounds:
             self.latest_results.assigned(record)
             self.latest_results.observed(record, record.observations.values())
@@ -80,17 +76,14 @@ class RoundLedger:
         """The rounds that devices are still committed to."""
         return [self.records[plan_id] for plan_id in self.grants.plans_in_flight()]
 
+    def awaited(self) -> list[RoundRecord]:
+        """The rounds that Flower servers may wait for: those in flight, and those whose devices are done."""
+        unfinished = {each for each in self.since_s if each in self.records and self.records[each].wall_s is None}
+        return [self.records[plan_id] for plan_id in self.grants.plans_in_flight() | unfinished]
+
     def evictable(self) -> list[str]:
         """The ids of rounds that may be evicted from the cache once they are stored."""
-        return self.cache.evictable(self.grants.plans_in_flight())
-
-    def copy(self) -> RoundLedger:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied.cache, copied.grants = self.cache.copy(), self.grants.copy()
-        copied.latest_results, copied.statistics = self.latest_results.copy(), self.statistics.copy()
-        copied.since_s = self.since_s.copy()
-        return copied
+        return self.cache.evictable({record.plan_id for record in self.awaited()})
 
     # --- changes ------------------------------------------------------------------------------------------------
 
@@ -188,6 +181,7 @@ class RoundLedger:
     def runs_finished(self, run_ids: Collection[str]) -> None:
         """Release the devices of finished runs."""
         self.grants.give_up_runs(run_ids)
+        self._drop_times(run_ids)
         self.statistics.runs_finished(run_ids)
         for run_id in run_ids:
             self.cache.run_finished(run_id)
@@ -196,3 +190,8 @@ class RoundLedger:
         """Remove the rounds of runs that were deleted from the store."""
         self.cache.remove_runs(run_ids)
         self.grants.remove_runs(run_ids)
+        self._drop_times(run_ids)
+
+    def _drop_times(self, run_ids: Collection[str]) -> None:
+        """Stop waiting for the rounds of some runs."""
+        self.since_s = {plan_id: since_s for plan_id, since_s in self.since_s.items() if run_of(plan_id) not in run_ids}

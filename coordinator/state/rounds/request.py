@@ -26,7 +26,6 @@ class RoundRequest:
         allowance: watts of every supply, and the watts that all other devices draw there.
         history: the run's finished rounds.
         selection: the operator's rules for client selection.
-        trim_count: how often rounds in flight had been trimmed before.
         not_offered: device id -> why a ready device is not among the offers.
     """
 
@@ -39,7 +38,6 @@ class RoundRequest:
     allowance: Allowance
     history: History
     selection: Selection
-    trim_count: int
     not_offered: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -33,7 +32,7 @@ class RoundStatistics:
         deviations: deviations of the same trainings, in standard deviations of the prediction.
         round_s: seconds of completely observed rounds, `predicted` and `observed`.
         round_w: watts of the site in completely observed rounds, `planned` and `observed`.
-        round_j: observed joules of the trainings of a round.
+        round_j: joules of the trainings of completely observed rounds.
         device_j: observed joules of trainings, by device id.
         run_j: observed joules of trainings, by the id of a run that has not ended.
     """
@@ -53,16 +52,6 @@ class RoundStatistics:
         self.round_j = Histogram(ROUND_LIMITS_J)
         self.device_j: dict[str, float] = {}
         self.run_j: dict[str, float] = {}
-
-    def copy(self) -> RoundStatistics:
-        """An independent copy."""
-        copied = copy.copy(self)
-        copied.ended, copied.participations = self.ended.copy(), self.participations.copy()
-        for name in ("ratios", "deviations", "round_s", "round_w"):
-            setattr(copied, name, {kind: each.copy() for kind, each in getattr(self, name).items()})
-        copied.round_j = self.round_j.copy()
-        copied.device_j, copied.run_j = self.device_j.copy(), self.run_j.copy()
-        return copied
 
     def round_planned(self, record: RoundRecord) -> None:
         """Count a planned round."""
@@ -107,7 +96,7 @@ class RoundStatistics:
 
     def _round_observed(self, record: RoundRecord) -> None:
         """Count a round with its last observation."""
-        site_w, duration_s, training_j = record.observed_site_w, record.observed_duration_s, record.observed_training_j
+        site_w, duration_s, training_j = record.observed_site_w, record.observed_duration_s, record.training_j
         if site_w is None or duration_s is None or training_j is None:
             return
         self.round_s["predicted"].add(record.plan.duration_s)

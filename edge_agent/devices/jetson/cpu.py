@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.jetson.knob_files import (
     KnobNames,
+    Step,
     differences,
-    noting,
+    not_lowered,
+    range_increases,
+    range_reductions,
     set_range,
     set_value,
     table_of,
@@ -19,6 +25,31 @@ from edge_agent.devices.jetson.knob_files import (
 from edge_agent.devices.tree import Tree
 
 _CPU = "/sys/devices/system/cpu"
+
+
+@dataclass(frozen=True)
+class CpuSettings:
+    """What the cores are set to.
+
+    Attributes:
+        online: the cores that are online.
+        limits_khz: the lowest and the highest frequency of each policy, kHz.
+        limits_by_core_khz: those of the policies named after these cores, instead.
+        sets_offline_policies: whether policies without an online core get their limits, too.
+    """
+
+    online: frozenset[int]
+    limits_khz: tuple[int, int]
+    limits_by_core_khz: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    sets_offline_policies: bool = False
+
+    def limits_of(self, policy: str) -> tuple[int, int]:
+        """Return the limits of a policy, kHz.
+
+        Args:
+            policy: its folder.
+        """
+        return self.limits_by_core_khz.get(_first_core(policy), self.limits_khz)
 
 
 class Cpu:
@@ -39,6 +70,9 @@ class Cpu:
         self._tree = tree
         self.cores = len(tree.glob(f"{_CPU}/cpu[0-9]*"))
         self.table_khz = table_of(tree, f"{_CPU}/cpufreq/policy0/scaling_available_frequencies")
+        # Newer kernels hide the limits of a policy whose cores are offline.
+        self._left_lowest: set[str] = set()
+        self._sharing: dict[str, frozenset[int]] = {}
 
     def online(self) -> list[int]:
         """Return the online cores, ascending."""
@@ -53,26 +87,103 @@ class Cpu:
         limit = max(value_of(self._tree, f"{policy}/scaling_max_freq") for policy in self._policies())
         return within(self.table_khz, limit)
 
-    def set(self, cores: int, khz: int) -> None:
-        """Bring the first `cores` cores online, take the others offline, and hold them at one frequency.
+    def at(self, cores: int, khz: int) -> CpuSettings:
+        """Return the settings with the first `cores` cores online, all held at one frequency."""
+        return CpuSettings(frozenset(range(cores)), (khz, khz))
 
-        Raises:
-            ModeNotAppliedError: the kernel refused a step.
+    def lowest(self) -> CpuSettings:
+        """Return the settings with all cores at the lowest frequency, so that `reductions` takes none offline."""
+        return self.at(self.cores, self.table_khz[0])
+
+    def saved(self, knobs: Mapping[str, int]) -> CpuSettings:
+        """Return the settings that `knobs` returned. A policy with missing limits gets its full range."""
+        lowest, highest = self.table_khz[0], self.table_khz[-1]
+        return CpuSettings(
+            frozenset(core for core in range(self.cores) if knobs.get(f"cpu/{core}/online", 1)),
+            (lowest, highest),
+            {
+                core: (knobs.get(f"policy/{core}/min_khz", lowest), knobs.get(f"policy/{core}/max_khz", highest))
+                for core in range(self.cores)
+            },
+            sets_offline_policies=True,
+        )
+
+    def reductions(self, to: CpuSettings) -> Iterator[Step]:
+        """Yield the steps to these settings that lower a limit or take a core offline.
+
+        A policy that loses its last core is left at the lowest frequency, unless its limits are set, too. Its first
+        core will come online again at this frequency, which may be too high for the mode in force by then.
         """
-        for core in range(cores):
-            self._bring(core, 1)
+        kept_online = set()
         for policy in self._policies():
-            set_range(self._tree, *_limits(policy), khz, khz)
-        for core in range(cores, self.cores):
-            self._bring(core, 0)
+            is_leaving = not self._cores_of(policy) & to.online
+            if is_leaving and not to.sets_offline_policies:
+                limits = self.table_khz[0], self.table_khz[0]
+            else:
+                limits = to.limits_of(policy)
+            yield from range_reductions(self._tree, _limits(policy), limits)
+            if self._is_to_set_offline(policy, to):
+                # See `arrivals`: its limits can be raised only while a core is online.
+                kept_online.add(self._core_to_set(policy))
+            self._left_lowest.discard(policy)
+            if is_leaving and self._kept_khz(policy) == self.table_khz[0]:
+                self._left_lowest.add(policy)
+        for core in self._removable():
+            if core not in to.online | kept_online:
+                yield partial(self._bring, core, 0)
 
-    def differences(self, cores: int, khz: int) -> list[str]:
-        """Describe how the current settings differ from these values."""
-        wanted = [(path, khz) for policy in self._policies() for path in _limits(policy)]
-        return self._online_differences(range(cores)) + differences(self._tree, wanted)
+    def passes_old_limits(self, to: CpuSettings) -> bool:
+        """Return whether `arrivals` lets a core run above these settings for a moment.
+
+        The first core of a policy comes online with the limits that the policy still has, or with the full range if the
+        policy has vanished. Only then can its limits be set. The same applies to a policy whose cores stay offline, if
+        its limits are to be set.
+        """
+        active = self._policies()
+        listed = self._all_policies()
+        covered = frozenset[int]().union(*(self._cores_of(policy) for policy in active))
+        for core in to.online - covered:
+            policy = next((policy for policy in listed if core in self._cores_of(policy)), None)
+            kept_khz = None if policy is None else self._kept_khz(policy)
+            if policy is None or kept_khz is None or kept_khz > to.limits_of(policy)[1]:
+                return True
+        return any(self._is_to_set_offline(policy, to) for policy in listed)
+
+    def arrivals(self, to: CpuSettings) -> Iterator[Step]:
+        """Yield the steps to these settings that bring cores online, and set the limits of policies that need it."""
+        for core in self._removable():
+            if core in to.online and not self._is_known_online(core):
+                active = self._policies()
+                yield partial(self._bring, core, 1)
+                for policy in self._policies():
+                    if policy not in active:
+                        yield partial(set_range, self._tree, _limits(policy), to.limits_of(policy))
+        for policy in self._all_policies():
+            if self._is_to_set_offline(policy, to):
+                core = self._core_to_set(policy)
+                yield partial(self._bring, core, 1)
+                yield partial(set_range, self._tree, _limits(policy), to.limits_of(policy))
+                self._left_lowest.discard(policy)
+                yield partial(self._bring, core, 0)
+
+    def increases(self, to: CpuSettings) -> Iterator[Step]:
+        """Yield the steps to these settings that raise limits, after `arrivals`."""
+        for policy in self._policies():
+            if self._cores_of(policy) & to.online:
+                yield from range_increases(self._tree, _limits(policy), to.limits_of(policy))
+
+    def not_lowered(self, to: CpuSettings) -> list[str]:
+        """Describe which limits are still higher than in these settings, and which cores are still online."""
+        offline = [(_online_path(core), 0) for core in self._removable() if core not in to.online]
+        return not_lowered(self._tree, [*offline, *self._wanted_limits(to)])
+
+    def differences(self, to: CpuSettings) -> list[str]:
+        """Describe how the current settings differ from these; policies without an online core do not count."""
+        online = [(_online_path(core), int(core in to.online)) for core in self._removable()]
+        return differences(self._tree, [*online, *self._wanted_limits(to)])
 
     def knobs(self) -> dict[str, str]:
-        """Return the current values of all settings that `set` may change."""
+        """Return the current values of all settings that may be changed."""
         kept = {f"cpu/{core}/online": str(int(self._is_online(core))) for core in self._removable()}
         active = self._policies()
         for policy in self._all_policies():
@@ -87,60 +198,43 @@ class Cpu:
         return kept
 
     def written_files(self) -> list[str]:
-        """Return the files that `set` writes."""
+        """Return the files that are written."""
         limits = [path for policy in self._policies() for path in _limits(policy)]
         return [*map(_online_path, self._removable()), *limits]
 
     def knob_names(self) -> KnobNames:
-        """Return the settings that `put_back` accepts; limits of policies whose cores were offline may be missing."""
+        """Return the names in `knobs`; limits of policies whose cores were offline may be missing."""
         limits = {core: {f"policy/{core}/min_khz", f"policy/{core}/max_khz"} for core in range(self.cores)}
         return KnobNames(
             required={f"cpu/{core}/online" for core in self._removable()} | limits[0],
             optional=set().union(*limits.values()),
         )
 
-    def put_back(self, knobs: Mapping[str, int]) -> None:
-        """Restore what `knobs` returned.
+    def _wanted_limits(self, to: CpuSettings) -> list[tuple[str, int]]:
+        """Return the files with the limits of all policies that keep an online core, and their values in `to`."""
+        staying = [policy for policy in self._policies() if self._cores_of(policy) & to.online]
+        return [each for policy in staying for each in zip(_limits(policy), to.limits_of(policy), strict=True)]
 
-        A policy with missing limits gets its full range, as at start-up. A policy with only offline cores and
-        wrong limits is set while its first core is briefly online.
+    def _is_to_set_offline(self, policy: str, to: CpuSettings) -> bool:
+        """Return whether the limits of a policy have to be set although none of its cores is to be online."""
+        if not to.sets_offline_policies or self._cores_of(policy) & to.online:
+            return False
+        return bool(differences(self._tree, zip(_limits(policy), to.limits_of(policy), strict=True)))
 
-        Raises:
-            ModeNotAppliedError: the kernel refused a step, or holds another value afterwards.
-        """
-        online = [core for core in range(self.cores) if knobs.get(f"cpu/{core}/online", 1)]
-        failed: list[str] = []
-        for core in online:
-            with noting(failed):
-                self._bring(core, 1)
-        active = self._policies()
-        for policy in self._all_policies():
-            wanted = zip(_limits(policy), self._saved_range(policy, knobs), strict=True)
-            if policy not in active and differences(self._tree, wanted):
-                with noting(failed):
-                    self._bring(_first_core(policy), 1)
-        for policy in self._policies():
-            lowest, highest = self._saved_range(policy, knobs)
-            with noting(failed):
-                set_range(self._tree, *_limits(policy), lowest, highest)
-                failed += differences(self._tree, zip(_limits(policy), (lowest, highest), strict=True))
-        for core in self._removable():
-            with noting(failed):
-                self._bring(core, int(core in online))
-        failed += self._online_differences(online)
-        if failed:
-            raise ModeNotAppliedError("; ".join(dict.fromkeys(failed)))
+    def _core_to_set(self, policy: str) -> int:
+        """Return the core that has to be online while the limits of a policy are set."""
+        return min(filter(self._is_known_online, self._cores_of(policy)), default=_first_core(policy))
 
-    def _saved_range(self, policy: str, knobs: Mapping[str, int]) -> tuple[int, int]:
-        saved = f"policy/{_first_core(policy)}"
-        return knobs.get(f"{saved}/min_khz", self.table_khz[0]), knobs.get(f"{saved}/max_khz", self.table_khz[-1])
+    def _kept_khz(self, policy: str) -> int | None:
+        """Return the highest frequency with which the first core of a policy would come online; None if unknown."""
+        try:
+            return value_of(self._tree, _limits(policy)[1])
+        except ModeNotAppliedError:
+            return self.table_khz[0] if policy in self._left_lowest else None
 
     def _bring(self, core: int, online: int) -> None:
         if core in self._removable() and self._is_online(core) != bool(online):
             set_value(self._tree, _online_path(core), online)
-
-    def _online_differences(self, wanted: range | list[int]) -> list[str]:
-        return differences(self._tree, ((_online_path(core), int(core in wanted)) for core in self._removable()))
 
     def _removable(self) -> list[int]:
         """Return the cores that can be taken offline."""
@@ -148,6 +242,11 @@ class Cpu:
 
     def _can_go_offline(self, core: int) -> bool:
         return core > 0 and self._tree.exists(_online_path(core))
+
+    def _is_known_online(self, core: int) -> bool:
+        with suppress(ModeNotAppliedError):
+            return self._is_online(core)
+        return False
 
     def _is_online(self, core: int) -> bool:
         return value_of(self._tree, _online_path(core)) == 1
@@ -158,6 +257,24 @@ class Cpu:
     def _policies(self) -> list[str]:
         """Return the policies with an online core."""
         return [policy for policy in self._all_policies() if self._is_active(policy)]
+
+    def _cores_of(self, policy: str) -> frozenset[int]:
+        """Return the cores that share a policy, online or not."""
+        if policy not in self._sharing:
+            cores = self._read_cores(policy)
+            if not cores:
+                # Newer kernels refuse to read an inactive policy. Policies are named after their first cores.
+                first = _first_core(policy)
+                others = (_first_core(other) for other in self._all_policies())
+                return frozenset(range(first, min((other for other in others if other > first), default=self.cores)))
+            self._sharing[policy] = cores
+        return self._sharing[policy]
+
+    def _read_cores(self, policy: str) -> frozenset[int]:
+        try:
+            return frozenset(map(int, self._tree.read(f"{policy}/related_cpus").split()))
+        except (OSError, ValueError):
+            return frozenset()
 
     def _is_active(self, policy: str) -> bool:
         try:

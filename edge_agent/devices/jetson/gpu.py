@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_range, table_of, value_of, within
+from edge_agent.devices.jetson.knob_files import (
+    KnobNames,
+    Step,
+    differences,
+    not_lowered,
+    range_increases,
+    range_reductions,
+    table_of,
+    value_of,
+    within,
+)
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 
@@ -44,42 +53,38 @@ class Gpu:
         except (OSError, ValueError):
             return None
 
-    def set(self, hz: int) -> None:
-        """Hold the GPU at one frequency.
+    def reductions(self, limits_hz: tuple[int, int]) -> Iterator[Step]:
+        """Yield the steps to a frequency range that do not raise a limit."""
+        return range_reductions(self._tree, self._limits, limits_hz)
 
-        Raises:
-            ModeNotAppliedError: the kernel refused it.
-        """
-        set_range(self._tree, *self._limits, hz, hz)
+    def increases(self, limits_hz: tuple[int, int]) -> Iterator[Step]:
+        """Yield the remaining steps to a frequency range."""
+        return range_increases(self._tree, self._limits, limits_hz)
 
-    def differences(self, hz: int) -> list[str]:
-        """Describe how the current settings differ from this frequency."""
-        return differences(self._tree, ((path, hz) for path in self._limits))
+    def not_lowered(self, limits_hz: tuple[int, int]) -> list[str]:
+        """Describe which limits are still higher than these."""
+        return not_lowered(self._tree, zip(self._limits, limits_hz, strict=True))
+
+    def differences(self, limits_hz: tuple[int, int]) -> list[str]:
+        """Describe how the current settings differ from a frequency range."""
+        return differences(self._tree, zip(self._limits, limits_hz, strict=True))
 
     def knobs(self) -> dict[str, str]:
-        """Return the current values of all settings that `set` may change."""
+        """Return the current values of all settings that may be changed."""
         lowest, highest = (value_of(self._tree, path) for path in self._limits)
         return {"gpu/min_hz": str(lowest), "gpu/max_hz": str(highest)}
 
     def written_files(self) -> list[str]:
-        """Return the files that `set` writes."""
+        """Return the files that are written."""
         return list(self._limits)
 
     def knob_names(self) -> KnobNames:
-        """Return the settings that `put_back` accepts."""
+        """Return the names in `knobs`."""
         return KnobNames(required={"gpu/min_hz", "gpu/max_hz"})
 
-    def put_back(self, knobs: Mapping[str, int]) -> None:
-        """Restore what `knobs` returned.
-
-        Raises:
-            ModeNotAppliedError: the kernel refused it, or holds another value afterwards.
-        """
-        lowest, highest = knobs["gpu/min_hz"], knobs["gpu/max_hz"]
-        set_range(self._tree, *self._limits, lowest, highest)
-        found = differences(self._tree, zip(self._limits, (lowest, highest), strict=True))
-        if found:
-            raise ModeNotAppliedError("; ".join(found))
+    def saved_limits(self, knobs: Mapping[str, int]) -> tuple[int, int]:
+        """Return the frequency range that `knobs` returned, Hz."""
+        return knobs["gpu/min_hz"], knobs["gpu/max_hz"]
 
 
 def _folder(tree: Tree) -> str:

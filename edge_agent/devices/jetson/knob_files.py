@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
+
+Step = Callable[[], None]
+"""One write, or a few that belong together, of a change of settings. May raise `ModeNotAppliedError`."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +42,43 @@ def set_value(tree: Tree, path: str, value: int) -> None:
         raise ModeNotAppliedError(f"{path}: wanted {value}, the kernel refused it: {error.strerror}") from None
 
 
-def set_range(tree: Tree, lowest_path: str, highest_path: str, lowest: int, highest: int) -> None:
-    """Write a frequency range in an order that never makes its minimum exceed its maximum.
+def range_reductions(tree: Tree, paths: tuple[str, str], limits: tuple[int, int]) -> Iterator[Step]:
+    """Yield the writes of a frequency range that do not raise a limit.
 
-    Kernel 4.9 would refuse that; 5.10 and later would silently clip the value.
+    With `range_increases` after it, the minimum never exceeds the maximum. Kernel 4.9 would refuse that; 5.10 and later
+    would silently clip the value. A limit that cannot be read is written here, so that a change to a lower mode lowers
+    it all the same.
+
+    Args:
+        tree: the board's files.
+        paths: the files of the minimum and the maximum.
+        limits: the minimum and the maximum to be set.
+    """
+    for path, limit in zip(paths, limits, strict=True):
+        held = _held(tree, path)
+        if held is None or limit <= held:
+            yield partial(set_value, tree, path, limit)
+
+
+def range_increases(tree: Tree, paths: tuple[str, str], limits: tuple[int, int]) -> Iterator[Step]:
+    """Yield the writes of a frequency range that raise a limit; see `range_reductions`."""
+    for path, limit in zip(reversed(paths), reversed(limits), strict=True):
+        held = _held(tree, path)
+        if held is not None and limit > held:
+            yield partial(set_value, tree, path, limit)
+
+
+def set_range(tree: Tree, paths: tuple[str, str], limits: tuple[int, int]) -> None:
+    """Set a frequency range at once, and check that it took effect.
 
     Raises:
-        ModeNotAppliedError: the kernel refused it, or does not report the current range.
+        ModeNotAppliedError: the kernel refused it, or holds another value afterwards.
     """
-    if highest > value_of(tree, highest_path):
-        set_value(tree, highest_path, highest)
-        set_value(tree, lowest_path, lowest)
-    else:
-        set_value(tree, lowest_path, lowest)
-        set_value(tree, highest_path, highest)
+    for change in (range_reductions, range_increases):
+        for step in change(tree, paths, limits):
+            step()
+    if found := differences(tree, zip(paths, limits, strict=True)):
+        raise ModeNotAppliedError("; ".join(found))
 
 
 def value_of(tree: Tree, path: str) -> int:
@@ -68,6 +95,14 @@ def value_of(tree: Tree, path: str) -> int:
         raise ModeNotAppliedError(f"{path}: does not contain a number") from None
 
 
+def _held(tree: Tree, path: str) -> int | None:
+    """Return the number in a file; None if it cannot be read."""
+    try:
+        return value_of(tree, path)
+    except ModeNotAppliedError:
+        return None
+
+
 def differences(tree: Tree, wanted: Iterable[tuple[str, int]]) -> list[str]:
     """Describe which files have other values than these; empty if none has."""
     found = []
@@ -80,6 +115,11 @@ def differences(tree: Tree, wanted: Iterable[tuple[str, int]]) -> list[str]:
         if held != value:
             found.append(f"{path}: wanted {value}, found {held}")
     return found
+
+
+def not_lowered(tree: Tree, wanted: Iterable[tuple[str, int]]) -> list[str]:
+    """Describe which files have a higher value than these, or cannot be read; empty if none has."""
+    return differences(tree, [each for each in wanted if (held := _held(tree, each[0])) is None or held > each[1]])
 
 
 @contextmanager

@@ -23,12 +23,12 @@ def preset_mode(preset: NvpmodelMode, space: ModeSpace) -> PowerMode:
     ]
     return PowerMode(
         max(space.cores) - offline,
-        _limited(space.cpu_khz, -1 if -1 in limits_khz else max(limits_khz, default=-1)),
-        _limited(space.gpu_hz, int(settings.get(("GPU", "MAX_FREQ"), "-1"))),
-        _limited(space.mem_hz, int(settings.get(("EMC", "MAX_FREQ"), "-1"))),
+        limited(space.cpu_khz, -1 if -1 in limits_khz else max(limits_khz, default=-1)),
+        limited(space.gpu_hz, int(settings.get(("GPU", "MAX_FREQ"), "-1"))),
+        limited(space.mem_hz, int(settings.get(("EMC", "MAX_FREQ"), "-1"))),
     )
 
 
-def _limited(table: tuple[int, ...], limit: int) -> int:
+def limited(table: tuple[int, ...], limit: int) -> int:
     """Return the highest frequency within a limit; -1 means no limit, as does 0 for the memory on JetPack 4 and 5."""
     return within(table, limit) if limit > 0 else table[-1]

@@ -58,6 +58,9 @@ class ReplayDevice(VirtualBoard):
         rows = np.array([self._recorded[mode] for mode in wanted]).reshape(-1, 2)
         return rows[:, 0], rows[:, 1]
 
+    def _jitter(self, modes: ModeArray, workload: Workload | None) -> NDArray[np.float64]:
+        return np.full(len(modes), _JITTER)
+
     def _load_at(self, mode: PowerMode) -> Load:
         minibatch_ms, power_mw = self._recorded[mode]
         return Load(minibatch_ms, power_mw, self._idle_mw, _JITTER)

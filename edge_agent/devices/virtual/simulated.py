@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edge_agent.devices.virtual.board_parameters import board_parameters
 from edge_agent.devices.virtual.deviation import DeviationField
 from edge_agent.devices.virtual.inference_physics import inference_deviation, inference_physics_of
-from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard, mean_stretch
+from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard
 from edge_agent.devices.virtual.workload_physics import physics_of
 from wattfleet.modes import ModeArray, PowerMode, Task, Workload, board_named, modes_to_array
 from wattfleet.prediction.roofline import (
@@ -99,10 +99,6 @@ class SimulatedDevice(VirtualBoard):
             self._inference_deviations[workload.name] = inference_deviation(self.modes, workload, seed)
         of_time, of_power = self._inference_deviations[workload.name]
         return of_time.at(settings), of_power.at(settings)
-
-    def mean_minibatch_ms(self, modes: ModeArray) -> NDArray[np.float64]:
-        """Return the noiseless mean time in `[n, 4]` modes, `[n]` ms; above the median, as jitter is skewed."""
-        return self.truth(modes)[0] * mean_stretch(self._jitter(modes, None))
 
     def load(self, mode: PowerMode, workload: Workload | None = None) -> Load:
         """Return time and power of a workload in a mode, without measurement noise.

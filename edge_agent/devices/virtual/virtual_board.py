@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -60,6 +60,23 @@ class Load:
     jitter: float
 
 
+@dataclass(frozen=True)
+class WorkSpan:
+    """A period in which a board worked in one mode. All times are seconds of the board's clock.
+
+    Attributes:
+        begin_s: the start.
+        end_s: the end.
+        mode: the power mode.
+        energy_j: joules that the board drew.
+    """
+
+    begin_s: float
+    end_s: float
+    mode: PowerMode
+    energy_j: float
+
+
 def mean_stretch(jitter: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the ratio of the mean to the median minibatch time, for `[n]` jitters."""
     from scipy.special import ndtr  # imported here to keep scipy out of the agent's memory
@@ -93,6 +110,9 @@ class VirtualBoard(ABC):
         seed: random seed of all noise.
     """
 
+    on_work: Callable[[WorkSpan], None] | None = None
+    """Called with every period of work, once it has ended, which is at the latest when another mode is applied."""
+
     def __init__(self, board_kind: str, provenance: Provenance, modes: ModeArray, start: PowerMode, seed: int) -> None:
         self._board_kind = board_kind
         self._provenance = provenance
@@ -115,6 +135,7 @@ class VirtualBoard(ABC):
         # The current power with the time of its start, and the energy until then: one value, since other threads read
         # it.
         self._drawn = (self._clock.now_s(), self._load.idle_mw, 0.0)
+        self._work: WorkSpan | None = None
 
     def _new_clock(self) -> Clock:
         return VirtualClock()
@@ -124,6 +145,17 @@ class VirtualBoard(ABC):
         self, modes: ModeArray, workload: Workload | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the noiseless true values in `[n, 4]` modes: `[n]` ms per minibatch and `[n]` mW while training."""
+
+    @abstractmethod
+    def _jitter(self, modes: ModeArray, workload: Workload | None) -> NDArray[np.float64]:
+        """Return the jitter of a single minibatch's time in `[n, 4]` modes, `[n]`; see `Load`."""
+
+    def mean_truth(
+        self, modes: ModeArray, workload: Workload | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the values of `truth` with the mean time of a minibatch; above the median, as jitter is skewed."""
+        minibatch_ms, power_mw = self.truth(modes, workload)
+        return minibatch_ms * mean_stretch(self._jitter(modes, workload)), power_mw
 
     @property
     def mean_first_gcycles(self) -> float:
@@ -137,6 +169,7 @@ class VirtualBoard(ABC):
     def restarted(self, seed: int) -> Self:
         """Return the same board after a restart in its current mode, with noise from another seed."""
         again = copy.copy(self)
+        again.on_work = None
         VirtualBoard._switch_on(again, self._mode, seed)
         return again
 
@@ -179,6 +212,7 @@ class VirtualBoard(ABC):
         if workload == self._workload:
             return
         was_cold = self._cold
+        self._end_work()
         self._workload = workload
         self._begin_run()
         self._cold = was_cold
@@ -207,6 +241,7 @@ class VirtualBoard(ABC):
             raise InvalidInputError(
                 f"{self._board_kind} does not offer the mode {mode.label()}: choose one of its {len(self._offered)}"
             )
+        self._end_work()
         self._mode = mode
         self._begin_run()
         self._draw(self._load.idle_mw)
@@ -289,9 +324,17 @@ class VirtualBoard(ABC):
             self._train(span_s, span_mw)
 
     def _train(self, seconds: float, power_mw: float) -> None:
+        before = self._work or WorkSpan(self._clock.now_s(), 0.0, self._mode, 0.0)
         self._draw(power_mw)
         self._clock.sleep_s(seconds)
         self._draw(self._load.idle_mw)
+        energy_j = before.energy_j + power_mw * seconds / 1e3
+        self._work = replace(before, end_s=self._clock.now_s(), energy_j=energy_j)
+
+    def _end_work(self) -> None:
+        work, self._work = self._work, None
+        if work is not None and self.on_work is not None:
+            self.on_work(work)
 
     def _draw(self, power_mw: float) -> None:
         """Start to approach a power."""

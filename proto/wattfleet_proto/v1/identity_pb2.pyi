@@ -473,7 +473,7 @@ class AuditEntry(_message.Message):
     method: _builtins.str
     request: _builtins.str
     outcome: _builtins.str
-    """why it was refused; empty: it was carried out"""
+    """why it was refused or failed; empty: it was carried out"""
     def __init__(
         self,
         *,

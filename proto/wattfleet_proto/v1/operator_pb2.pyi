@@ -22,16 +22,38 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class PreviewPlanRequest(_message.Message):
+    """The run's rounds in flight are assumed to have ended. The first round of a new run is planned as if no device trained."""
+
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class BudgetsWEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     ALL_DEVICES_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
-    SITE_BUDGET_W_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    BUDGETS_W_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """empty: the newest run, or a new one if that is over"""
     epochs: _builtins.float
@@ -40,14 +62,16 @@ class PreviewPlanRequest(_message.Message):
     """include devices that no Flower node is bound to"""
     workload: _builtins.str
     """name of what a new run trains; empty: the workload of the newest run"""
-    site_budget_w: _builtins.float
-    """what if the site had these watts; absent: those in force"""
     policy: _builtins.str
     """what if this policy selected; empty: the one in force"""
     clients: _builtins.int
     """devices that the other policy selects; absent: its default"""
     deadline_s: _builtins.float
     """deadline of the other policy, seconds; absent: its default"""
+    @_builtins.property
+    def budgets_w(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """what if these supplies had these watts; those in force at the others"""
+
     def __init__(
         self,
         *,
@@ -55,27 +79,23 @@ class PreviewPlanRequest(_message.Message):
         epochs: _builtins.float = ...,
         all_devices: _builtins.bool = ...,
         workload: _builtins.str = ...,
-        site_budget_w: _builtins.float | None = ...,
         policy: _builtins.str = ...,
         clients: _builtins.int | None = ...,
         deadline_s: _builtins.float | None = ...,
+        budgets_w: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_clients", b"_clients", "_deadline_s", b"_deadline_s", "_site_budget_w", b"_site_budget_w", "clients", b"clients", "deadline_s", b"deadline_s", "site_budget_w", b"site_budget_w"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clients", b"_clients", "_deadline_s", b"_deadline_s", "clients", b"clients", "deadline_s", b"deadline_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clients", b"_clients", "_deadline_s", b"_deadline_s", "_site_budget_w", b"_site_budget_w", "all_devices", b"all_devices", "clients", b"clients", "deadline_s", b"deadline_s", "epochs", b"epochs", "policy", b"policy", "run_id", b"run_id", "site_budget_w", b"site_budget_w", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clients", b"_clients", "_deadline_s", b"_deadline_s", "all_devices", b"all_devices", "budgets_w", b"budgets_w", "clients", b"clients", "deadline_s", b"deadline_s", "epochs", b"epochs", "policy", b"policy", "run_id", b"run_id", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__clients: _TypeAlias = _typing.Literal["clients"]  # noqa: Y015
     _WhichOneofArgType__clients: _TypeAlias = _typing.Literal["_clients", b"_clients"]  # noqa: Y015
     _WhichOneofReturnType__deadline_s: _TypeAlias = _typing.Literal["deadline_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_s: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s"]  # noqa: Y015
-    _WhichOneofReturnType__site_budget_w: _TypeAlias = _typing.Literal["site_budget_w"]  # noqa: Y015
-    _WhichOneofArgType__site_budget_w: _TypeAlias = _typing.Literal["_site_budget_w", b"_site_budget_w"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__clients) -> _WhichOneofReturnType__clients | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_s) -> _WhichOneofReturnType__deadline_s | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__site_budget_w) -> _WhichOneofReturnType__site_budget_w | None: ...
 
 Global___PreviewPlanRequest: _TypeAlias = PreviewPlanRequest  # noqa: Y015
 
@@ -89,6 +109,7 @@ class PreviewPlanResponse(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     ALL_DEVICES_FIELD_NUMBER: _builtins.int
     NOT_LOOKED_AT_FIELD_NUMBER: _builtins.int
+    ASSUMED_ENDED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """empty: no run is active, and this would be the first round of a new one"""
     round: _builtins.int
@@ -103,6 +124,10 @@ class PreviewPlanResponse(_message.Message):
     def not_looked_at(self) -> _containers.RepeatedCompositeFieldContainer[Global___NotLookedAt]:
         """devices without a decision in the plan, by id"""
 
+    @_builtins.property
+    def assumed_ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of the plans in flight whose rounds are assumed to have ended"""
+
     def __init__(
         self,
         *,
@@ -112,10 +137,11 @@ class PreviewPlanResponse(_message.Message):
         epochs: _builtins.float = ...,
         all_devices: _builtins.bool = ...,
         not_looked_at: _abc.Iterable[Global___NotLookedAt] | None = ...,
+        assumed_ended: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_devices", b"all_devices", "epochs", b"epochs", "not_looked_at", b"not_looked_at", "plan", b"plan", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_devices", b"all_devices", "assumed_ended", b"assumed_ended", "epochs", b"epochs", "not_looked_at", b"not_looked_at", "plan", b"plan", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -157,6 +183,9 @@ class SupplyBudget(_message.Message):
     SINCE_UNIX_S_FIELD_NUMBER: _builtins.int
     UNTIL_UNIX_S_FIELD_NUMBER: _builtins.int
     SET_ASIDE_W_FIELD_NUMBER: _builtins.int
+    DRAWN_W_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    MEASURED_DEVICES_FIELD_NUMBER: _builtins.int
     supply: _builtins.str
     parent: _builtins.str
     """empty: the site's grid connection"""
@@ -173,6 +202,14 @@ class SupplyBudget(_message.Message):
     """when the override expires; absent: lasts until cleared"""
     set_aside_w: _builtins.float
     """reserved for trainings and idle devices behind it"""
+    drawn_w: _builtins.float
+    """What the devices behind it draw: as their boards measure it now; for a board without a reading, the watts of its last
+    training while it trains, or else its idle watts.
+    """
+    devices: _builtins.int
+    """behind it"""
+    measured_devices: _builtins.int
+    """of these, the devices whose boards have a reading"""
     def __init__(
         self,
         *,
@@ -185,10 +222,13 @@ class SupplyBudget(_message.Message):
         since_unix_s: _builtins.float = ...,
         until_unix_s: _builtins.float | None = ...,
         set_aside_w: _builtins.float = ...,
+        drawn_w: _builtins.float = ...,
+        devices: _builtins.int = ...,
+        measured_devices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_until_unix_s", b"_until_unix_s", "until_unix_s", b"until_unix_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_until_unix_s", b"_until_unix_s", "fallback", b"fallback", "parent", b"parent", "reason", b"reason", "set_aside_w", b"set_aside_w", "since_unix_s", b"since_unix_s", "source", b"source", "supply", b"supply", "until_unix_s", b"until_unix_s", "watts", b"watts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_until_unix_s", b"_until_unix_s", "devices", b"devices", "drawn_w", b"drawn_w", "fallback", b"fallback", "measured_devices", b"measured_devices", "parent", b"parent", "reason", b"reason", "set_aside_w", b"set_aside_w", "since_unix_s", b"since_unix_s", "source", b"source", "supply", b"supply", "until_unix_s", b"until_unix_s", "watts", b"watts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__until_unix_s: _TypeAlias = _typing.Literal["until_unix_s"]  # noqa: Y015
     _WhichOneofArgType__until_unix_s: _TypeAlias = _typing.Literal["_until_unix_s", b"_until_unix_s"]  # noqa: Y015

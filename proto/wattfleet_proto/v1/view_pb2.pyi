@@ -63,6 +63,8 @@ class DeviceView(_message.Message):
     OBSERVED_RUN_ID_FIELD_NUMBER: _builtins.int
     OBSERVED_ROUND_FIELD_NUMBER: _builtins.int
     IS_OBSERVED_RUN_LIVE_FIELD_NUMBER: _builtins.int
+    EPOCH_LENGTH_ASSUMED_FIELD_NUMBER: _builtins.int
+    PREDICTION_ERRORS_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
     provenance: _power_pb2.Provenance.ValueType
@@ -116,6 +118,8 @@ class DeviceView(_message.Message):
     """its round"""
     is_observed_run_live: _builtins.bool
     """whether that run goes on"""
+    epoch_length_assumed: _builtins.bool
+    """the fastest epoch assumes a number of minibatches, since no app has reported it"""
     @_builtins.property
     def front(self) -> _power_pb2.Front:
         """of the workload below, as the device reported it"""
@@ -143,6 +147,10 @@ class DeviceView(_message.Message):
     @_builtins.property
     def presets(self) -> _containers.RepeatedCompositeFieldContainer[_power_pb2.PresetPoint]:
         """for the workload of the front, if fronts are requested; empty: it sent none"""
+
+    @_builtins.property
+    def prediction_errors(self) -> Global___PredictionErrors:
+        """absent: no observed training could be compared"""
 
     def __init__(
         self,
@@ -184,10 +192,12 @@ class DeviceView(_message.Message):
         observed_run_id: _builtins.str = ...,
         observed_round: _builtins.int = ...,
         is_observed_run_live: _builtins.bool = ...,
+        epoch_length_assumed: _builtins.bool = ...,
+        prediction_errors: Global___PredictionErrors | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_limit_w", b"observed_limit_w", "observed_w", b"observed_w", "profiling_left_s", b"profiling_left_s", "sample", b"sample", "state_since_unix_s", b"state_since_unix_s", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_limit_w", b"observed_limit_w", "observed_w", b"observed_w", "prediction_errors", b"prediction_errors", "profiling_left_s", b"profiling_left_s", "sample", b"sample", "state_since_unix_s", b"state_since_unix_s", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "is_observed_run_live", b"is_observed_run_live", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_limit_w", b"observed_limit_w", "observed_round", b"observed_round", "observed_run_id", b"observed_run_id", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "presets", b"presets", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "sample", b"sample", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "epoch_length_assumed", b"epoch_length_assumed", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "is_observed_run_live", b"is_observed_run_live", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_limit_w", b"observed_limit_w", "observed_round", b"observed_round", "observed_run_id", b"observed_run_id", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "prediction_errors", b"prediction_errors", "presets", b"presets", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "sample", b"sample", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confirmed_w: _TypeAlias = _typing.Literal["confirmed_w"]  # noqa: Y015
     _WhichOneofArgType__confirmed_w: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w"]  # noqa: Y015
@@ -243,6 +253,60 @@ class DeviceView(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trust) -> _WhichOneofReturnType__trust | None: ...
 
 Global___DeviceView: _TypeAlias = DeviceView  # noqa: Y015
+
+@_typing.final
+class PredictionErrors(_message.Message):
+    """How far a device's latest observed trainings were from its predictions: observed by predicted values. Seconds are left
+    out of trainings beside a duty, and of those whose epoch has an assumed length.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAININGS_FIELD_NUMBER: _builtins.int
+    LEAST_TIME_RATIO_FIELD_NUMBER: _builtins.int
+    MOST_TIME_RATIO_FIELD_NUMBER: _builtins.int
+    LEAST_POWER_RATIO_FIELD_NUMBER: _builtins.int
+    MOST_POWER_RATIO_FIELD_NUMBER: _builtins.int
+    LAST_TIME_RATIO_FIELD_NUMBER: _builtins.int
+    LAST_POWER_RATIO_FIELD_NUMBER: _builtins.int
+    trainings: _builtins.int
+    least_time_ratio: _builtins.float
+    """absent: no seconds could be compared"""
+    most_time_ratio: _builtins.float
+    least_power_ratio: _builtins.float
+    most_power_ratio: _builtins.float
+    last_time_ratio: _builtins.float
+    """of the last training; absent: its seconds could not be compared"""
+    last_power_ratio: _builtins.float
+    def __init__(
+        self,
+        *,
+        trainings: _builtins.int = ...,
+        least_time_ratio: _builtins.float | None = ...,
+        most_time_ratio: _builtins.float | None = ...,
+        least_power_ratio: _builtins.float = ...,
+        most_power_ratio: _builtins.float = ...,
+        last_time_ratio: _builtins.float | None = ...,
+        last_power_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_time_ratio", b"_last_time_ratio", "_least_time_ratio", b"_least_time_ratio", "_most_time_ratio", b"_most_time_ratio", "last_time_ratio", b"last_time_ratio", "least_time_ratio", b"least_time_ratio", "most_time_ratio", b"most_time_ratio"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_time_ratio", b"_last_time_ratio", "_least_time_ratio", b"_least_time_ratio", "_most_time_ratio", b"_most_time_ratio", "last_power_ratio", b"last_power_ratio", "last_time_ratio", b"last_time_ratio", "least_power_ratio", b"least_power_ratio", "least_time_ratio", b"least_time_ratio", "most_power_ratio", b"most_power_ratio", "most_time_ratio", b"most_time_ratio", "trainings", b"trainings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_time_ratio: _TypeAlias = _typing.Literal["last_time_ratio"]  # noqa: Y015
+    _WhichOneofArgType__last_time_ratio: _TypeAlias = _typing.Literal["_last_time_ratio", b"_last_time_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__least_time_ratio: _TypeAlias = _typing.Literal["least_time_ratio"]  # noqa: Y015
+    _WhichOneofArgType__least_time_ratio: _TypeAlias = _typing.Literal["_least_time_ratio", b"_least_time_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__most_time_ratio: _TypeAlias = _typing.Literal["most_time_ratio"]  # noqa: Y015
+    _WhichOneofArgType__most_time_ratio: _TypeAlias = _typing.Literal["_most_time_ratio", b"_most_time_ratio"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_time_ratio) -> _WhichOneofReturnType__last_time_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__least_time_ratio) -> _WhichOneofReturnType__least_time_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__most_time_ratio) -> _WhichOneofReturnType__most_time_ratio | None: ...
+
+Global___PredictionErrors: _TypeAlias = PredictionErrors  # noqa: Y015
 
 @_typing.final
 class DeviceWorkload(_message.Message):
@@ -328,17 +392,21 @@ class GetFleetResponse(_message.Message):
 
     SITE_BUDGET_W_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    EVENT_COUNT_FIELD_NUMBER: _builtins.int
     site_budget_w: _builtins.float
     policy: _builtins.str
+    event_count: _builtins.int
+    """events that were recorded since this coordinator started"""
     def __init__(
         self,
         *,
         site_budget_w: _builtins.float = ...,
         policy: _builtins.str = ...,
+        event_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "site_budget_w", b"site_budget_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_count", b"event_count", "policy", b"policy", "site_budget_w", b"site_budget_w"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -420,6 +488,26 @@ class RunView(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_ID_FIELD_NUMBER: _builtins.int
     STRATEGY_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
@@ -429,6 +517,8 @@ class RunView(_message.Message):
     STARTED_UNIX_S_FIELD_NUMBER: _builtins.int
     FINISHED_UNIX_S_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     strategy: _builtins.str
     rounds: _builtins.int
@@ -439,12 +529,16 @@ class RunView(_message.Message):
     started_unix_s: _builtins.float
     """times are present if requested and known"""
     finished_unix_s: _builtins.float
+    name: _builtins.str
+    """what people call the run; no two runs have the same"""
     @_builtins.property
     def initial_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """before the first round"""
 
     @_builtins.property
     def workload(self) -> _power_pb2.Workload: ...
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
         self,
         *,
@@ -457,10 +551,12 @@ class RunView(_message.Message):
         started_unix_s: _builtins.float | None = ...,
         finished_unix_s: _builtins.float | None = ...,
         workload: _power_pb2.Workload | None = ...,
+        name: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "finished_unix_s", b"finished_unix_s", "started_unix_s", b"started_unix_s", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "error", b"error", "finished", b"finished", "finished_unix_s", b"finished_unix_s", "initial_metrics", b"initial_metrics", "rounds", b"rounds", "run_id", b"run_id", "started_unix_s", b"started_unix_s", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "error", b"error", "finished", b"finished", "finished_unix_s", b"finished_unix_s", "initial_metrics", b"initial_metrics", "labels", b"labels", "name", b"name", "rounds", b"rounds", "run_id", b"run_id", "started_unix_s", b"started_unix_s", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015
@@ -738,7 +834,6 @@ class RoundView(_message.Message):
     UNPLANNED_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     TRAINING_J_FIELD_NUMBER: _builtins.int
-    OBSERVED_J_FIELD_NUMBER: _builtins.int
     OBSERVED_COUNT_FIELD_NUMBER: _builtins.int
     LATE_DEVICE_IDS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
@@ -768,9 +863,7 @@ class RoundView(_message.Message):
     workload: _builtins.str
     """name of what the run trains"""
     training_j: _builtins.float
-    """observed joules of its trainings; absent until every selected device reported"""
-    observed_j: _builtins.float
-    """of the trainings that were observed, also while others are missing"""
+    """joules of the trainings that were observed; absent until one was"""
     observed_count: _builtins.int
     """number of these trainings"""
     @_builtins.property
@@ -813,13 +906,12 @@ class RoundView(_message.Message):
         unplanned: _builtins.bool = ...,
         workload: _builtins.str = ...,
         training_j: _builtins.float | None = ...,
-        observed_j: _builtins.float = ...,
         observed_count: _builtins.int = ...,
         late_device_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "finished_unix_s", b"finished_unix_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "planned_unix_s", b"planned_unix_s", "training_j", b"training_j", "wall_s", b"wall_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_count", b"observed_count", "observed_duration_s", b"observed_duration_s", "observed_j", b"observed_j", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "training_j", b"training_j", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_count", b"observed_count", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "training_j", b"training_j", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015
@@ -910,3 +1002,120 @@ class StreamRoundsRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamRoundsRequest: _TypeAlias = StreamRoundsRequest  # noqa: Y015
+
+@_typing.final
+class FleetEvent(_message.Message):
+    """Something that happened in the fleet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_ID_FIELD_NUMBER: _builtins.int
+    AT_UNIX_S_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    NEEDS_ATTENTION_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    SUPPLY_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    event_id: _builtins.str
+    at_unix_s: _builtins.float
+    kind: _builtins.str
+    """device, run, round, budget or coordinator"""
+    text: _builtins.str
+    needs_attention: _builtins.bool
+    device_id: _builtins.str
+    """empty: it concerns no single device"""
+    run_id: _builtins.str
+    """empty: it concerns no run"""
+    round: _builtins.int
+    """of the run; 0: it concerns no round"""
+    supply: _builtins.str
+    """the supply whose budget changed, or that the device is behind; empty: none"""
+    caller: _builtins.str
+    """who caused it, such as an operator; empty: nobody"""
+    def __init__(
+        self,
+        *,
+        event_id: _builtins.str = ...,
+        at_unix_s: _builtins.float = ...,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+        needs_attention: _builtins.bool = ...,
+        device_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        supply: _builtins.str = ...,
+        caller: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_s", b"at_unix_s", "caller", b"caller", "device_id", b"device_id", "event_id", b"event_id", "kind", b"kind", "needs_attention", b"needs_attention", "round", b"round", "run_id", b"run_id", "supply", b"supply", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FleetEvent: _TypeAlias = FleetEvent  # noqa: Y015
+
+@_typing.final
+class ListEventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KINDS_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    SUPPLY_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_S_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    device_id: _builtins.str
+    """empty: all"""
+    run_id: _builtins.str
+    """empty: all"""
+    supply: _builtins.str
+    """and all supplies behind it; empty: all"""
+    since_unix_s: _builtins.float
+    limit: _builtins.int
+    """the newest; 0: all that are kept"""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """empty: all"""
+
+    def __init__(
+        self,
+        *,
+        kinds: _abc.Iterable[_builtins.str] | None = ...,
+        device_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        supply: _builtins.str = ...,
+        since_unix_s: _builtins.float | None = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_since_unix_s", b"_since_unix_s", "since_unix_s", b"since_unix_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_since_unix_s", b"_since_unix_s", "device_id", b"device_id", "kinds", b"kinds", "limit", b"limit", "run_id", b"run_id", "since_unix_s", b"since_unix_s", "supply", b"supply"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__since_unix_s: _TypeAlias = _typing.Literal["since_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__since_unix_s: _TypeAlias = _typing.Literal["_since_unix_s", b"_since_unix_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__since_unix_s) -> _WhichOneofReturnType__since_unix_s | None: ...
+
+Global___ListEventsRequest: _TypeAlias = ListEventsRequest  # noqa: Y015
+
+@_typing.final
+class ListEventsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___FleetEvent]: ...
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___FleetEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEventsResponse: _TypeAlias = ListEventsResponse  # noqa: Y015

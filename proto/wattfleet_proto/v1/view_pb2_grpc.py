@@ -64,6 +64,11 @@ class ViewServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.StreamRoundsRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.RoundView.FromString,
                 _registered_method=True)
+        self.ListEvents = channel.unary_stream(
+                '/wattfleet.v1.ViewService/ListEvents',
+                request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListEventsRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListEventsResponse.FromString,
+                _registered_method=True)
 
 
 class ViewServiceServicer:
@@ -110,6 +115,13 @@ class ViewServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListEvents(self, request, context):
+        """What happened to devices, runs, rounds and budgets, newest first, in several messages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ViewServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -142,6 +154,11 @@ def add_ViewServiceServicer_to_server(servicer, server):
                     servicer.StreamRounds,
                     request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.StreamRoundsRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.RoundView.SerializeToString,
+            ),
+            'ListEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListEvents,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListEventsRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -306,6 +323,33 @@ class ViewService:
             '/wattfleet.v1.ViewService/StreamRounds',
             wattfleet__proto_dot_v1_dot_view__pb2.StreamRoundsRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_view__pb2.RoundView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/wattfleet.v1.ViewService/ListEvents',
+            wattfleet__proto_dot_v1_dot_view__pb2.ListEventsRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_view__pb2.ListEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

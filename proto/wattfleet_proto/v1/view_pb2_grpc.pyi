@@ -42,6 +42,8 @@ class ViewServiceStub:
     """Flower's nodes by device and node id, in several messages. From protocol 2.7 on."""
     StreamRounds: _grpc.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]
     """The rounds of one run, one per message."""
+    ListEvents: _grpc.UnaryStreamMultiCallable[_view_pb2.ListEventsRequest, _view_pb2.ListEventsResponse]
+    """What happened to devices, runs, rounds and budgets, newest first, in several messages."""
 
 @_typing.type_check_only
 class ViewServiceAsyncStub(ViewServiceStub):
@@ -57,6 +59,8 @@ class ViewServiceAsyncStub(ViewServiceStub):
     """Flower's nodes by device and node id, in several messages. From protocol 2.7 on."""
     StreamRounds: _aio.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]  # type: ignore[assignment]
     """The rounds of one run, one per message."""
+    ListEvents: _aio.UnaryStreamMultiCallable[_view_pb2.ListEventsRequest, _view_pb2.ListEventsResponse]  # type: ignore[assignment]
+    """What happened to devices, runs, rounds and budgets, newest first, in several messages."""
 
 class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -105,5 +109,13 @@ class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_view_pb2.RoundView], _abc.AsyncIterator[_view_pb2.RoundView]]:
         """The rounds of one run, one per message."""
+
+    @_abc_1.abstractmethod
+    def ListEvents(
+        self,
+        request: _view_pb2.ListEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_view_pb2.ListEventsResponse], _abc.AsyncIterator[_view_pb2.ListEventsResponse]]:
+        """What happened to devices, runs, rounds and budgets, newest first, in several messages."""
 
 def add_ViewServiceServicer_to_server(servicer: ViewServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -126,7 +126,7 @@ def test_candidates_make_the_front_of_all_modes_for_epochs_of_any_length(minibat
     (unit,) = units({"orin-nano": 1}, modes=6)
     device = open_board(unit)
     none = np.zeros(len(device.modes))
-    prediction = Prediction(device.mean_minibatch_ms(device.modes), device.truth(device.modes)[1], none, none)
+    prediction = Prediction(*device.mean_truth(device.modes), none, none)
     whole = predicted_front(device.modes, prediction, minibatches, device.mean_first_gcycles)
     known = truth(device, device.modes, (BASE_BATCH,))
     assert len(known.modes) < len(device.modes) / 2

@@ -27,7 +27,11 @@ from wattfleet_io.cli import installation_of
 
 IN_PLAINTEXT = [
     *("devices", "device orin", "nodes", "workloads", "runs", "rounds", f"round {RUN} 1", "plan --dry-run"),
-    *("plan --dry-run --site-budget-w 50 --policy random --clients 1", "profile --workload lenet --devices nano"),
+    *(
+        "events --kind device",
+        "plan --dry-run --budget site=50 --policy random --clients 1",
+        "profile --workload lenet --devices nano",
+    ),
     *("tag nano --add lab", "drain nano", "drain nano --undo", "export --out OUT"),
     *("budget show", "budget set site 90", "budget clear site"),
     *("reference publish REFERENCE", "reference list", "reference pin DIGEST", "reference unpin"),

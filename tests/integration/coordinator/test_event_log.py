@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import serving_client
-from tests.fakes.small_fleet import RUN
+from tests.fakes.small_fleet import RUN, RUN_NAME
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 
@@ -51,11 +51,11 @@ async def test_the_log_tells_of_each_state_of_a_device_and_each_round(
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id="other", error="stopped by SIGTERM"))
     states = [each["state"] for each in fields_of(caplog, "nano ")]
     assert states == ["enrolled", "ready", "profiling", "ready", "offline"], "progress is no line at this level"
-    [planned] = fields_of(caplog, f"round {plan.plan_id} is planned: 2 devices of 2")
+    [planned] = fields_of(caplog, f"round 1 of run {RUN_NAME} is planned: 2 devices of 2")
     assert (planned["run"], planned["round"], planned["devices"]) == (RUN, 1, 2)
-    [finished] = fields_of(caplog, f"round {plan.plan_id} is finished: 1 of 2 devices trained, 41.5 s")
+    [finished] = fields_of(caplog, f"round 1 of run {RUN_NAME} is finished: 1 of 2 devices trained, 41.5 s")
     assert (finished["failed"], finished["wall_s"]) == (["nano"], 41.5)
-    assert fields_of(caplog, f"run {RUN} ended with an error: the app crashed")
+    assert fields_of(caplog, f"run {RUN_NAME} ({RUN}) ended with an error: the app crashed")
     assert fields_of(caplog, "run other was stopped by SIGTERM")
 
 
@@ -64,10 +64,12 @@ async def test_a_round_that_cannot_be_planned_is_told_once_however_often_flower_
 ) -> None:
     async with serving_client(config) as client:
         await client.two_ready()
-        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="tiny", strategy="FedAvg", rounds=3))
+        await client.planning.StartRun(
+            planning_pb2.StartRunRequest(run_id="7", strategy="FedAvg", rounds=3, name="tiny")
+        )
         for _ in range(5):
             with pytest.raises(grpc.aio.AioRpcError):
                 await client.planning.PlanRound(
-                    planning_pb2.PlanRoundRequest(run_id="tiny", round=1, node_ids=[99], epochs=1.0)
+                    planning_pb2.PlanRoundRequest(run_id="7", round=1, node_ids=[99], epochs=1.0)
                 )
     assert len(fields_of(caplog, "round 1 of run tiny cannot be planned")) == 1

@@ -16,7 +16,7 @@ from coordinator.cli.export.tables import COLUMNS
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import serving_client
 from tests.fakes.shell import a_round, asked, command, rack_and_roof, served_with_shell
-from tests.fakes.small_fleet import NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
+from tests.fakes.small_fleet import NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN, RUN_NAME
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import planning_pb2
 
@@ -65,6 +65,8 @@ async def test_what_is_exported_is_what_is_known(config: CoordinatorSettings, tm
         began = run.pop("started_unix_s")
         assert run == {
             "run_id": RUN,
+            "name": RUN_NAME,
+            "labels": "{}",
             "strategy": "FedAvg",
             "rounds": 3,
             "workload": "unnamed",

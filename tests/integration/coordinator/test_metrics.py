@@ -19,6 +19,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.records import ObservedTraining
 from tests.fakes.documented_metrics import DocumentedMetric, documented_metrics
 from tests.fakes.fronts import front
+from tests.fakes.obedient_devices import confirm_all
 from tests.fakes.promtool import promtool
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from wattfleet.budgets import InForce
@@ -173,8 +174,20 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
         ("allowed", "site"): 90,
         ("planned", "site"): 30 + 15 + 2.5,
         ("reserved", "site"): 5 + 3 + 2.5,  # all devices rest
+        ("drawn", "site"): HOT.power_w + 3 + 2.5,  # the Orin's board has a reading
     }
     assert of(samples, "wattfleet_supply_fallback") == {("site",): 1}
+    assert of(samples, "wattfleet_supply_untrimmed_watts") == {("site",): 0}
+
+
+def test_an_excess_that_no_order_ends_is_shown() -> None:
+    fleet = small_fleet()
+    fleet.flower.plan(RUN, 1, NODES, 1.0)
+    confirm_all(fleet)
+    fleet.operator.set_budget("site", InForce(40.0, "query", False, "the meter"))  # and nobody trims
+    assert of(scraped(fleet), "wattfleet_supply_untrimmed_watts") == {("site",): 30 + 15 - 40}
+    fleet.trim()
+    assert of(scraped(fleet), "wattfleet_supply_untrimmed_watts") == {("site",): 0}
 
 
 def test_the_figures_of_a_duty_are_those_that_its_device_reported() -> None:
@@ -355,3 +368,17 @@ def test_latest_results_survive_eviction_and_a_restored_round_is_not_newest() ->
     assert of(samples, "wattfleet_round_accuracy") == {(): 0.8}
     assert of(samples, "wattfleet_site_power_watts")["observed",] == 10 + 10 + 2.5
     assert of(samples, "wattfleet_round_number") == {(): 3}
+
+
+def test_a_run_is_known_by_its_name_and_labels_and_few_runs_are() -> None:
+    fleet = small_fleet()
+    for k in range(30):
+        fleet.flower.start_run(f"r{k}", "FedAvg", 1, name="night", labels={"site": "lab", "lr": "0.1"} if k else None)
+    fleet.flower.finish_run("r29", "")
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(fleet))
+    samples = parsed(generate_latest(registry).decode())
+    found = list(of(samples, "wattfleet_run_info"))
+    assert len(found) == 20
+    assert (",lr=0.1,site=lab,", "night-29", "r28") in found, "the newest that has not ended"
+    assert not any("r29" in each for each in found)

@@ -11,9 +11,10 @@ from coordinator.cli.client import RequestFailedError, RequestRefusedError
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import READY, Agent, Client, serving_client, status
 from tests.fakes.shell import asked, rack_and_roof, served_with_shell
-from tests.fakes.small_fleet import RUN
+from tests.fakes.small_fleet import RUN, RUN_NAME
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.v1 import operator_pb2, planning_pb2
+from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2
 
 RUN_AFTER = "4712"
 
@@ -52,7 +53,7 @@ async def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(con
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=run_id))
             assert status(refused)[0] is code
-        assert status(refused)[1].startswith(f"run {RUN} has ended: ")
+        assert status(refused)[1].startswith(f"run {RUN_NAME} has ended: ")
         assert (await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())).run_id == RUN_AFTER
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN_AFTER))
         looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
@@ -90,7 +91,7 @@ async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorSetti
         _agents = await client.two_ready()
         await shell("drain", "orin")
         shown = " ".join((await shell("plan", "--dry-run", "--epochs", "2")).stdout.split())
-        assert f"round 1 of run {RUN}, 2 epochs, if planned now: 1 of 2 devices selected" in shown
+        assert f"round 1 of run {RUN_NAME}, 2 epochs, if planned now: 1 of 2 devices selected" in shown
         assert "drained by the operator" in shown and "roof 40.0" in shown
         content = await asked(shell, "plan", "--dry-run", "--all-devices")
         nano, orin = content["devices"]
@@ -120,7 +121,51 @@ async def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorSe
         assert content["not_looked_at"] == [{"device_id": f"new-{k:02}", "reason": "enrolled"} for k in range(14)]
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
         assert "round 1 of a new run, 1 epoch" in (await shell("plan", "--dry-run")).stdout
-        with pytest.raises(RequestRefusedError, match=f"run {RUN} has ended"):
+        with pytest.raises(RequestRefusedError, match=f"run {RUN_NAME} has ended"):
             await shell("plan", "--dry-run", "--run", RUN)
         for agent in (*agents, *others):
             await agent.goodbye()
+
+
+async def test_in_the_middle_of_a_round_the_one_after_it_is_previewed(site: CoordinatorSettings) -> None:
+    async with served_with_shell(site) as (client, shell):
+        agents = await client.two_ready()
+        plan = await client.plan(1)
+        before = await client.devices()
+        for agent in agents:
+            await agent.lease(GrantPhase.TRAINING, await agent.grant())
+            await agent.send(state=session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING, profiled_modes=50))
+        with pytest.raises(grpc.aio.AioRpcError, match="no device is ready to train"):
+            await client.plan(2)
+        content = await asked(shell, "plan", "--dry-run")
+        assert (content["round"], content["assumed_ended"]) == (2, [plan.plan_id])
+        assert {each["device_id"]: each["selected"] for each in content["devices"]} == {"orin": True, "nano": True}
+        shown = " ".join((await shell("plan", "--dry-run", columns=120)).stdout.split())
+        assert f"assuming that round 1 of run {RUN_NAME}, which is in flight, has ended" in shown
+        assert {each: view.state for each, view in before.items()} != {
+            each: view.state for each, view in (await client.devices()).items()
+        }, "they train, as before the preview"
+        new_run = await asked(shell, "plan", "--dry-run", "--workload", "unnamed")
+        assert (new_run["run_id"], new_run["round"], new_run["assumed_ended"]) == (None, 1, [plan.plan_id])
+
+
+async def test_any_supply_can_be_assumed_to_have_other_watts(site: CoordinatorSettings) -> None:
+    async with served_with_shell(site) as (client, shell):
+        _agents = await client.two_ready()
+        usual = {each["supply"]: each for each in (await asked(shell, "plan", "--dry-run"))["supplies"]}
+        options = ("--budget", "rack=25", "--budget", "roof=13.5")
+        assumed = {each["supply"]: each for each in (await asked(shell, "plan", "--dry-run", *options))["supplies"]}
+        assert {name: each["budget_w"] for name, each in assumed.items()} == {"site": 100.0, "rack": 25.0, "roof": 13.5}
+        assert assumed["rack"]["planned_w"] <= 25 < usual["rack"]["planned_w"]
+        assert assumed["roof"]["planned_w"] <= 13.5 < usual["roof"]["planned_w"]
+        assert {each["supply"]: each["watts"] for each in await asked(shell, "budget", "show")} == {
+            each: usual[each]["budget_w"] for each in usual
+        }, "no budget has changed"
+        for option, said in (
+            ("attic=5", "unknown supply 'attic': use one of site, rack, roof"),
+            ("rack=0", "the assumed budget of rack must be finite and above 0 W, not 0"),
+            ("rack", "--budget is written as SUPPLY=WATTS, such as site=60, not 'rack'"),
+            ("rack=many", "--budget is written as SUPPLY=WATTS, such as site=60, not 'rack=many'"),
+        ):
+            with pytest.raises(InvalidInputError, match=said):
+                await shell("plan", "--dry-run", "--budget", option)

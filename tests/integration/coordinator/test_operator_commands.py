@@ -13,7 +13,7 @@ from coordinator.cli.budget import seconds
 from coordinator.cli.client import RequestRefusedError
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.shell import a_round, asked, rack_and_roof, served_with_shell
-from tests.fakes.small_fleet import NANO_FRONT, RUN
+from tests.fakes.small_fleet import NANO_FRONT, RUN, RUN_NAME
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.prediction import Artefact, write_artefact
 from wattfleet_proto.convert import front_to_message
@@ -114,7 +114,7 @@ async def test_a_device_is_shown_with_its_front(site: CoordinatorSettings) -> No
         shown = (await shell("device", "nano")).stdout
         for line in ("state ready: parked", "own limit 20 W", "tags lab, old (by command)"):
             assert line in [" ".join(each.split()) for each in shown.splitlines()]
-        assert shown.count("\n") == 14 + 2 + 4
+        assert shown.count("\n") == 15 + 2 + 4
         assert content["first_seen_unix_s"] <= content["last_seen_unix_s"] <= time.time()
         assert "no front yet" in (await shell("device", "orin-new")).stdout
         with pytest.raises(RequestRefusedError, match="unknown device 'none': it never connected"):
@@ -143,8 +143,8 @@ async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSe
         await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
         await client.plan(2)
         title, _, head, first, second, more, total = (await shell("rounds", columns=90)).stdout.splitlines()
-        assert total == "energy of the trainings: 1.2 kJ in 1 of 2 rounds"
-        assert title == f"run {RUN}: FedAvg, workload unnamed, 3 rounds requested, running"
+        assert total == "energy: 1.2 kJ for 2 of 4 trainings"
+        assert title == f"run {RUN_NAME} ({RUN}): FedAvg, workload unnamed, 3 rounds requested, running"
         assert head.split()[-3:] == ["accuracy", "f1", "loss"]
         assert more == "no room for recall: widen the terminal, or use --json"
         row = first.split()
@@ -158,7 +158,8 @@ async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSe
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="ValueError: [no]"))
         assert (await shell("rounds")).stdout.splitlines()[1].strip() == "ValueError: [no]"
         with pytest.raises(
-            InvalidInputError, match=f"unknown run 'x': it never started, or was deleted; the newest runs are {RUN}"
+            InvalidInputError,
+            match=f"unknown run 'x': it never started, or was deleted; the newest runs are {RUN_NAME}",
         ):
             await shell("rounds", "--run", "x")
         brief = (await shell("rounds", columns=60)).stdout.splitlines()
@@ -172,7 +173,8 @@ async def test_what_clients_evaluated_is_shown_after_what_the_server_did(config:
         await a_round(client, orin)
         request = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"clientapp_accuracy": 0.625})
         await client.planning.ReportMetrics(request)
-        _, _, head, _, more, unobserved = (await shell("rounds", columns=90)).stdout.splitlines()
+        _, _, head, _, more, unobserved, total = (await shell("rounds", columns=90)).stdout.splitlines()
+        assert total == "energy: 641 J for 1 of 2 trainings; *: not all trainings were observed"
         assert head.split()[-3:] == ["accuracy", "f1", "loss"]
         assert more == "no room for recall, clientapp_accuracy: widen the terminal, or use --json"
         assert unobserved.startswith("round 1 not observed: devices measured other modes, ")
@@ -239,11 +241,11 @@ async def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: Coordinat
     async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()
         shown = (await shell("budget", "show")).stdout.splitlines()
-        assert [line.split()[:4] for line in shown[1:5]] == [
-            ["supply", "force", "aside", "source"],
-            ["site", "100.0", "8.0", "constant"],
-            ["rack", "60.0", "5.0", "fallback"],
-            ["roof", "40.0", "3.0", "constant"],
+        assert [line.split()[:6] for line in shown[1:5]] == [
+            ["supply", "force", "aside", "drawn", "devices", "source"],
+            ["site", "100.0", "8.0", "8.0", "2", "constant"],
+            ["rack", "60.0", "5.0", "5.0", "1", "fallback"],
+            ["roof", "40.0", "3.0", "3.0", "1", "constant"],
         ]
         assert shown[5].startswith("rack: fallback of its query in force: no reading yet: ")
         rack = (await asked(shell, "budget", "show"))[1]
@@ -352,3 +354,44 @@ async def test_a_reference_is_published_pinned_and_unpinned(
         (tmp_path / "new" / "manifest.json").write_text(json.dumps(content))
         with pytest.raises(InvalidInputError, match=r"manifest.json has 1,50\d,\d{3} bytes; the limit is 102,400"):
             await shell("reference", "publish", str(tmp_path / "new"))
+
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+async def test_events_are_listed_with_their_date_and_picked_out(site: CoordinatorSettings) -> None:
+    async with served_with_shell(site) as (client, shell):
+        _agents = await client.two_ready()
+        await shell("budget", "set", "roof", "30")
+        await shell("budget", "clear", "roof")
+        lines = (await shell("events", "--supply", "roof", "--kind", "budget", columns=160)).stdout.splitlines()
+        assert [line.split()[2:] for line in lines[1:]] == [
+            words.split()
+            for words in (
+                "budget roof from 40 W to 30 W, set by the operator (by unauthenticated on loopback)",
+                "budget roof from 30 W to 40 W: the override was cleared (constant) (by unauthenticated on loopback)",
+            )
+        ]
+        assert lines[1].startswith(time.strftime("%Y-%m-%d "))
+        [enrolled] = await asked(shell, "events", "--device", "nano")
+        assert (enrolled["kind"], enrolled["supply"], enrolled["needs_attention"]) == ("device", "roof", False)
+        assert enrolled["text"] == "connected for the first time: agx-orin"
+        [began] = await asked(shell, "events", "--run", RUN_NAME)
+        assert (began["run_id"], began["subject"]) == (RUN, RUN_NAME)
+        behind = {each["supply"] for each in await asked(shell, "events", "--supply", "site")}
+        assert behind == {"rack", "roof"}, "supplies and devices behind the site"
+        newest = await asked(shell, "events", "--limit", "1")
+        assert [each["text"] for each in newest] == ["from 30 W to 40 W: the override was cleared (constant)"]
+        assert await asked(shell, "events", "--kind", "round") == []
+        assert (await shell("events", "--kind", "round")).stdout.startswith("nothing has happened that is an event")
+        for options, said in (
+            (("--kind", "party"), "unknown kind of event 'party': use device, run, round, budget, coordinator"),
+            (("--supply", "attic"), "unknown supply 'attic': use one of site, rack, roof"),
+            (("--since", "yesterday"), "'yesterday' is not a duration"),
+        ):
+            with pytest.raises(InvalidInputError, match=said):
+                await shell("events", *options)
+    async with served_with_shell(site) as (_, shell):
+        assert [each["text"] for each in await asked(shell, "events", "--device", "nano")][0] == enrolled["text"]
+        started = await asked(shell, "events", "--kind", "coordinator")
+        assert [each["text"].split(",")[0] for each in started] == ["started", "started"]

@@ -13,8 +13,8 @@ import pytest
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.browser import Browsed, browsing
 from tests.fakes.served import serving
-from tests.fakes.small_fleet import RUN
-from tests.fakes.trained_fleet import DEVICES, HOT, OVER_BUDGET, SLOWEST, THROTTLED, Trained, trained
+from tests.fakes.small_fleet import RUN, RUN_NAME
+from tests.fakes.trained_fleet import DEVICES, HOT, OVER_BUDGET, SLOWEST, THROTTLED, Trained, trained, with_circuits
 from wattfleet.modes import BOARDS
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2
@@ -30,18 +30,26 @@ async def picture(tab: Browsed, name: str) -> None:
         await tab.page.screenshot(path=str(Path(_PICTURES) / f"page-{name}.png"), full_page=True)
 
 
+@pytest.fixture
+def circuits(config: CoordinatorSettings, tmp_path: Path) -> CoordinatorSettings:
+    return with_circuits(config, tmp_path)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_every_page_loads_without_a_complaint(config: CoordinatorSettings, scheme: str) -> None:
+async def test_every_page_loads_without_a_complaint(circuits: CoordinatorSettings, scheme: str) -> None:
     pages = {
         "fleet": "/",
         "runs": "/runs",
         "run": f"/runs/{RUN}",
         "device": "/devices/agx-orin-1",
-        "what-if": "/what-if?budget_w=60",
+        "what-if": "/what-if?budget:site=100",
         "events": "/events",
         "no-device": "/?text=nothing",
+        "circuit": "/?supply=rack",
+        "no-circuit": "/?supply=attic",
+        "no-run": "/runs?label=site=roof",
     }
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK, color_scheme=scheme) as tab:
+    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_DESK, color_scheme=scheme) as tab:
         profiling = session_pb2.StateReport(
             state=session_pb2.DEVICE_STATE_PROFILING, profiled_modes=12, detail="measures modes of another workload"
         )
@@ -67,10 +75,14 @@ async def test_an_unknown_device_and_a_wrong_number_say_what_to_do(config: Coord
         url = f"http://{client.bound.page_address}"
         await tab.page.goto(url)
         assert "No device has connected yet" in await tab.page.inner_text("main")
+        await tab.page.goto(f"{url}/what-if")
+        assert "no device is ready to train: none ever connected" in await tab.page.inner_text("[role=alert]")
         for path, code, text in (
             ("/devices/<b>no", 404, "<b>no"),
             ("/nowhere", 404, "There is no such page"),
-            ("/what-if?budget_w=many", 200, "the budget must be a number"),
+            ("/what-if?budget:site=many", 200, "the budget of site must be a number"),
+            ("/events?kind=party", 200, "unknown kind of event 'party': use device, run, round, budget, coordinator"),
+            ("/runs?label=site", 200, "a label is written as KEY=VALUE"),
         ):
             answer = await tab.page.goto(url + path)
             assert answer.status == code
@@ -128,7 +140,7 @@ async def test_an_operator_finds_who_is_slow_hot_or_over_budget_and_what_a_run_c
         await tab.page.click("nav >> text=Runs")
         await tab.page.wait_for_load_state()  # the text of a cell depends on the styles
         row = await tab.page.inner_text("#runs tbody tr")
-        assert f"{fleet.training_j / 1e3:.1f} kJ\nof {fleet.observed} of {fleet.trainings} trainings" in row
+        assert f"{fleet.training_j / 1e3:.1f} kJ\nfor {fleet.observed} of {fleet.trainings} trainings" in row
         await tab.page.click("#runs tbody th a")
         await tab.page.wait_for_load_state()
         assert (
@@ -152,9 +164,10 @@ async def test_a_device_is_over_budget_until_the_run_ends_and_its_round_stays_kn
         cell = tab.page.locator("#devices tbody tr:first-child td.bad")
         assert "round 1 of an ended run" in await cell.inner_text()
         await cell.locator("a").click()
-        assert await tab.page.inner_text("h1") == f"Run {RUN}"
+        assert await tab.page.inner_text("h1") == f"Run {RUN_NAME}"
         await tab.page.goto(f"{fleet.url}/devices/{OVER_BUDGET}")
-        assert f"in round 1 of run {RUN}, which has ended" in await tab.page.inner_text("dl.facts dd .bad")
+        over = tab.page.locator("dl.facts dd .bad", has_text="allowed")
+        assert f"in round 1 of run {RUN_NAME}, which has ended" in await over.inner_text()
 
 
 async def test_a_device_shows_its_sensors_its_bounds_and_its_rounds(config: CoordinatorSettings) -> None:
@@ -206,7 +219,7 @@ async def test_what_if_tells_who_drops_out_and_changes_nothing(config: Coordinat
     async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
         before = await state_of(fleet)
         await tab.page.goto(f"{fleet.url}/what-if")
-        await tab.page.fill("[name=budget_w]", "45")
+        await tab.page.fill("[name='budget:site']", "45")
         await tab.page.click("button[type=submit]")
         changes = await tab.page.inner_text("#changes")
         assert "drops out" in changes and re.search(r"orin-nano-1 trains in \S+ \S+ instead of \S+ \S+", changes)
@@ -221,9 +234,134 @@ async def test_what_if_tells_who_drops_out_and_changes_nothing(config: Coordinat
         assert await state_of(fleet) == before
 
 
-async def test_a_phone_needs_no_sideways_scrolling(config: CoordinatorSettings) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_PHONE) as tab:
-        for path in ("/", "/runs", f"/runs/{RUN}", "/devices/agx-orin-1", "/what-if?budget_w=60", "/events"):
+async def tiles(tab: Browsed) -> dict[str, str]:
+    """The tiles of the fleet's page: their words, and their numbers."""
+    texts = [each.split("\n", 1) for each in await tab.page.locator("#summary .tiles li").all_inner_texts()]
+    return {words.strip(): number.strip() for number, words in texts}
+
+
+async def test_behind_a_supply_devices_tiles_and_chart_are_those_of_the_supply(circuits: CoordinatorSettings) -> None:
+    drawn = {
+        "": "42 W",
+        "site": "42 W",
+        "rack": "18.6 W",
+        "roof": "23.4 W",
+    }  # of boards that draw 4.2 W, 4.5 W, 4.8 W ...
+    allowed = {"": "160 W", "site": "160 W", "rack": "110 W", "roof": "60 W"}
+    sources = {"": "constant", "site": "constant", "rack": "fallback", "roof": "constant"}
+    behind = {"": 8, "site": 8, "rack": 4, "roof": 4}
+    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+        for supply, watts in drawn.items():
+            await tab.page.goto(f"{fleet.url}/?supply={supply}")
+            shown = await tiles(tab)
+            assert shown[f"allowed\n{sources[supply]}"] == allowed[supply], supply
+            assert (shown["drawn now"], shown["devices"]) == (watts, str(behind[supply]))
+            assert len(await listed(tab)) == behind[supply]
+            await tab.page.wait_for_selector(".connection.live")
+            await tab.until("document.querySelector('#watts .u-legend').innerText.includes(' W')")
+            legend = await tab.page.inner_text("#watts .u-legend")
+            for words in (f"Allowed{float(allowed[supply][:-2]):.1f} W", f"Drawn{float(watts[:-2]):.1f} W"):
+                assert words in re.sub(r"\s*:?\s*", "", legend).replace("W", " W"), (supply, legend)
+        for label, number in (("hot", "1"), ("ready", "4")):
+            await tab.page.goto(f"{fleet.url}/?supply=rack")
+            assert (await tiles(tab))[label] == number
+        await tab.page.click("#summary a:has-text('hot')")
+        assert (await listed(tab), "supply=rack" in tab.page.url) == ([HOT], True)
+        await tab.page.click("#supplies a:has-text('roof')")
+        assert await tab.page.locator("#supplies a[aria-current]").inner_text() == "roof"
+        assert await tab.page.inner_text("h1") == "Fleet: roof"
+
+
+async def test_a_budget_on_its_fallback_is_said_with_its_reason(circuits: CoordinatorSettings) -> None:
+    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+        await tab.page.goto(fleet.url)
+        told = await tab.page.inner_text("#summary [role=alert]")
+        assert told.startswith("rack: 110 W allowed, fallback of its query in force: no reading yet:")
+        row = tab.page.locator("#supplies tr", has_text="rack")
+        assert "fallback" in await row.locator("td.bad").inner_text()
+        await fleet.client.operator.SetBudget(operator_pb2.SetBudgetRequest(supply="rack", watts=90.0))
+        await tab.page.wait_for_selector("#supplies td:has-text('operator')")
+        assert await tab.page.locator("#summary [role=alert]").count() == 0
+
+
+async def test_what_if_in_the_middle_of_a_round_plans_the_one_after_it(circuits: CoordinatorSettings) -> None:
+    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+        plan = await fleet.plan(2)
+        for part in plan.assignments:
+            agent = fleet.agents[part.device_id]
+            await agent.lease(GrantPhase.TRAINING, await agent.grant())
+            await agent.send(state=session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING, profiled_modes=50))
+        await tab.page.goto(f"{fleet.url}/what-if")
+        assert await tab.page.locator("[role=alert]").count() == 0
+        text = await tab.page.inner_text("main")
+        assert f"Round 3 of run {RUN_NAME}" in text
+        assert f"assuming that round 2 of run {RUN_NAME}, which is in flight, has ended" in text
+        await tab.page.fill("[name='budget:roof']", "20")
+        await tab.page.click("button[type=submit]")
+        roof = await tab.page.locator("#plan-supplies tr", has_text="roof").locator("td").all_inner_texts()
+        assert (roof[0], roof[2], roof[-1]) == ("60.0", "20.0", "assumed")
+        assert float(roof[3]) <= 20.0 < float(roof[1])
+        changes = await tab.page.inner_text("#changes")
+        assert re.search(r"orin-nano-\d drops out: over its supply's budget", changes)
+
+
+async def test_events_have_a_date_and_can_be_picked_out(circuits: CoordinatorSettings) -> None:
+    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+        await fleet.client.operator.SetBudget(operator_pb2.SetBudgetRequest(supply="roof", watts=30.0))
+        await fleet.client.operator.ClearBudget(operator_pb2.ClearBudgetRequest(supply="roof"))
+
+        async def rows() -> list[str]:
+            return await tab.page.locator("#events tbody tr").all_inner_texts()
+
+        await tab.page.goto(f"{fleet.url}/events?supply=roof&kind=budget")
+        cleared, set_ = await rows()
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\tbudget\troof\tfrom 60 W to 30 W, set by the operator", set_)
+        assert "from 30 W to 60 W: the override was cleared (constant)" in cleared
+        assert "by unauthenticated on loopback" in set_ and "by unauthenticated on loopback" in cleared
+        await tab.page.select_option("[name=supply]", "rack")
+        await tab.page.click(".filters button")
+        [fallback] = await rows()
+        assert "110 W in force: the fallback of its query, no reading yet" in fallback
+        await tab.page.goto(f"{fleet.url}/events?device={HOT}")
+        assert [each.split("\t")[1:] for each in await rows()] == [
+            ["device", HOT, "hot: 88 °C"],
+            ["device", HOT, "connected for the first time: agx-orin"],
+        ]
+        await tab.page.goto(f"{fleet.url}/events?run={RUN}")
+        assert [each.split("\t")[1:3] for each in await rows()] == [
+            ["round", f"round 1 of {RUN_NAME}"],
+            ["run", RUN_NAME],
+        ]
+        await tab.page.goto(f"{fleet.url}/events")
+        await tab.page.wait_for_selector(".connection.live")
+        await fleet.client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="no space left"))
+        await tab.page.wait_for_selector("#events td.bad:has-text('no space left')")
+
+
+async def test_runs_have_names_and_are_found_by_their_labels(config: CoordinatorSettings) -> None:
+    async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+        start = planning_pb2.StartRunRequest(run_id="4712", strategy="FedAvg", rounds=1, app="acme/speech")
+        named = (await fleet.client.planning.StartRun(start)).name
+        assert re.fullmatch(r"speech-\d{4}-\d{4}", named)
+
+        async def names() -> list[str]:
+            return await tab.page.locator("#runs tbody th > a").all_inner_texts()
+
+        await tab.page.goto(f"{fleet.url}/runs")
+        assert await names() == [named, RUN_NAME]
+        await tab.page.click("#runs a.label:has-text('site=lab')")
+        assert await names() == [RUN_NAME]
+        await tab.page.goto(f"{fleet.url}/runs?state=finished")
+        assert await tab.page.locator("#runs >> text=No run matches").count() == 1
+        await tab.page.goto(f"{fleet.url}/runs/{RUN}")
+        assert await tab.page.inner_text("h1") == f"Run {RUN_NAME}"
+        assert f"Flower's id: {RUN}" in await tab.page.inner_text("main")
+
+
+async def test_a_phone_needs_no_sideways_scrolling(circuits: CoordinatorSettings) -> None:
+    paths = ("/", "/?supply=rack", "/runs", f"/runs/{RUN}", "/devices/agx-orin-1", "/what-if?budget:rack=60", "/events")
+    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_PHONE) as tab:
+        for path in paths:
             await tab.page.goto(fleet.url + path)
             assert await tab.overflow_px() <= 0, path
             assert await tab.accessibility_problems() == [], path

@@ -66,7 +66,14 @@ async def a_hostile_round(client: Client) -> None:
     ]
     await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=nodes))
     workload = power_pb2.Workload(name=markup("workload"))
-    start = planning_pb2.StartRunRequest(run_id=_RUN, strategy=markup("strategy"), rounds=3, workload=workload)
+    start = planning_pb2.StartRunRequest(
+        run_id=_RUN,
+        strategy=markup("strategy"),
+        rounds=3,
+        workload=workload,
+        name=markup("name"),
+        labels={markup("key"): markup("label")},
+    )
     await client.planning.StartRun(start)
     request = planning_pb2.PlanRoundRequest(run_id=_RUN, round=1, node_ids=NODES, epochs=1.0)
     plan = await client.planning.PlanRound(request)
@@ -86,12 +93,14 @@ async def test_no_text_of_a_peer_becomes_an_element_of_a_page(config: Coordinato
     shown = {
         "/": ("orin", "nano", "board", "tag", "detail"),
         f"/?text={asked}&state={asked}&supply={asked}&tag={asked}&order={asked}": ("asked",),
-        "/runs": ("run", "strategy", "workload", "error"),
-        f"/runs/{quote(_RUN)}": ("run", "orin", "failure", "metric", "error"),
-        f"/devices/{quote(_ORIN)}": ("orin", "board", "tag", "detail", "run", "workload", "preset"),
-        f"/what-if?budget_w={asked}&policy={asked}&clients={asked}&deadline_s={asked}": ("asked",),
-        "/what-if?budget_w=60": ("orin",),
-        "/events": ("orin", "run"),
+        "/runs": ("name", "key", "label", "strategy", "workload", "error"),
+        f"/runs?label={asked}&state={asked}": ("asked",),
+        f"/runs/{quote(_RUN)}": ("run", "name", "label", "orin", "failure", "metric", "error"),
+        f"/devices/{quote(_ORIN)}": ("orin", "board", "tag", "detail", "name", "workload", "preset"),
+        f"/what-if?budget:site={asked}&policy={asked}&clients={asked}&deadline_s={asked}": ("asked",),
+        "/what-if?budget:site=60": ("orin",),
+        "/events": ("orin", "name", "error", "strategy"),
+        f"/events?kind={asked}&device={asked}&run={asked}&supply={asked}": ("asked",),
     }
     async with serving(config) as client:
         await a_hostile_round(client)

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.browser import Browsed, browsing
-from tests.fakes.small_fleet import RUN
+from tests.fakes.small_fleet import RUN, RUN_NAME
 from tests.fakes.trained_fleet import DEVICES, SLOWEST, THROTTLED, trained
 from wattfleet_proto.v1 import session_pb2
 
@@ -72,7 +72,15 @@ async def rows(tab: Browsed) -> list[str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_tab_reaches_every_control_and_shows_where_it_is(config: CoordinatorSettings, scheme: str) -> None:
     async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK, color_scheme=scheme) as tab:
-        for path in ("/", "/runs", f"/runs/{RUN}", f"/devices/{THROTTLED}", "/what-if?budget_w=45", "/events", "/no"):
+        for path in (
+            "/",
+            "/runs",
+            f"/runs/{RUN}",
+            f"/devices/{THROTTLED}",
+            "/what-if?budget:site=45",
+            "/events",
+            "/no",
+        ):
             await tab.page.goto(fleet.url + path)
             for closed in await tab.page.locator("details").all():
                 await closed.evaluate("(each) => (each.open = true)")
@@ -134,12 +142,12 @@ async def test_an_operator_gets_from_the_front_to_a_device_and_a_what_if_by_keys
         await tabbed_to(tab, "1")
         async with tab.page.expect_navigation():
             await keys.press("Enter")
-        assert await tab.page.inner_text("h1") == f"Run {RUN}"
+        assert await tab.page.inner_text("h1") == f"Run {RUN_NAME}"
 
         await tabbed_to(tab, "What if")
         async with tab.page.expect_navigation():
             await keys.press("Enter")
-        await tabbed_to(tab, name="budget_w")
+        await tabbed_to(tab, name="budget:site")
         await keys.type("45")
         async with tab.page.expect_navigation():
             await keys.press("Enter")

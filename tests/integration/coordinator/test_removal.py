@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import sqlite3
 from contextlib import closing
 
@@ -17,10 +19,17 @@ from tests.fakes.polling import eventually
 from tests.fakes.recording_store import RecordingStore, device
 from tests.fakes.served import Agent, Client
 from tests.fakes.shell import a_round, asked, served_with_shell
-from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, RUN
+from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, RUN, RUN_NAME
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
+from wattfleet_proto.v1 import (
+    identity_pb2,
+    identity_pb2_grpc,
+    operator_pb2,
+    planning_pb2,
+    session_pb2,
+    view_pb2,
+)
 
 _TRAINING = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING)
 _TABLES = ("device", "workload_front", "device_overrides", "node", "run", "round", "observation", "unplanned_round")
@@ -91,9 +100,10 @@ async def test_a_device_that_a_round_holds_watts_for_is_not_forgotten(config: Co
         await leave(client, nano, "nano")
         with pytest.raises(RequestRefusedError) as refused:
             await shell("forget", "nano")
-        assert str(refused.value) == (
-            f"round {RUN}/1 still holds watts for nano: wait until the round is over, or end its run with"
-            f" `wattfleet coordinator delete {RUN} --end`"
+        assert re.fullmatch(
+            f"round 1 of run {RUN_NAME} still holds watts for nano: repeat the command when its grant has lapsed, in at"
+            " most 12. s",
+            str(refused.value),
         )
         assert list(await client.devices()) == ["nano", "orin"]
 
@@ -154,11 +164,11 @@ async def test_a_finished_run_is_deleted_with_its_rounds(config: CoordinatorSett
         with pytest.raises(RequestRefusedError) as refused:
             await shell("delete", RUN, "other")
         assert str(refused.value) == (
-            f"run '{RUN}' is running: stop its Flower app, or pass --end to end the run at the coordinator"
+            f"run '{RUN_NAME}' is running: stop its Flower app, or pass --end to end the run at the coordinator"
         )
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
         assert "wattfleet_unplanned_rounds 1.0" in await metrics(client)
-        assert (await shell("delete", RUN)).stdout == f"run {RUN}: deleted\n"
+        assert (await shell("delete", RUN)).stdout == f"run {RUN_NAME}: deleted\n"
         assert "wattfleet_unplanned_rounds 0.0" in await metrics(client)
         assert [run.run_id for run in await client.runs()] == ["other"]
         with pytest.raises(InvalidInputError, match=f"unknown run '{RUN}'"):
@@ -175,34 +185,95 @@ async def test_a_finished_run_is_deleted_with_its_rounds(config: CoordinatorSett
         assert [run.run_id for run in await client.runs()] == ["other"]
 
 
-async def test_a_run_is_ended_and_deleted_once_no_device_trains_for_it(config: CoordinatorSettings) -> None:
-    config = config.with_values(site={"trim_check_s": 1_000.0})  # no check revokes the trainings
+_ENDED = "stopped by an operator, who ended it"
 
+
+async def in_training(client: Client) -> tuple[Agent, Agent]:
+    """The Orin trains for a round, and the Nano was granted its part and has not begun."""
+    orin, nano = await client.two_ready()
+    await client.plan()
+    await orin.obey(GrantPhase.TRAINING)
+    await orin.send(state=_TRAINING)
+    await nano.obey()
+    return orin, nano
+
+
+async def is_audited(client: Client, outcome: str) -> bool:
+    """Whether the audit log has one entry, of a deletion with this outcome."""
+    answers = identity_pb2_grpc.IdentityServiceStub(client.channel).ReadAuditLog(identity_pb2.ReadAuditLogRequest())
+    entries = [(entry.method, entry.outcome) async for answer in answers for entry in answer.entries]
+    return entries == [("DeleteRuns", outcome)]
+
+
+async def test_a_run_is_ended_and_deleted_once_its_trainings_are_stopped(
+    config: CoordinatorSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with served_with_shell(config) as (client, shell):
-        orin, nano = await client.two_ready()
-        plan = await client.plan()
-        await orin.obey(GrantPhase.TRAINING)
-        await orin.send(state=_TRAINING)
-        await nano.obey()
-        with pytest.raises(RequestRefusedError, match="held for nano, orin"):
-            await shell("delete", RUN, "--end")
-        stop = await nano.grant()
-        assert not stop.HasField("mode"), "its training, which had not begun, is called off at once"
-        await nano.lease(GrantPhase.OVER, stop)
+        orin, nano = await in_training(client)
+        deleting = asyncio.create_task(shell("delete", RUN, "--end"))
+        for agent in (orin, nano):
+            stop = await agent.grant()
+            assert not stop.HasField("mode") and not deleting.done()
+            [run] = await client.runs()
+            assert (run.finished, run.error) == (True, _ENDED), "it stays while its watts are held"
+            await agent.lease(GrantPhase.OVER, stop)
+        assert (await deleting).stdout == f"run {RUN}: deleted\n"
+        assert await client.runs() == []
+        assert await is_audited(client, "")
+    assert f"run {RUN} was {_ENDED}" in caplog.text
+
+
+async def test_a_run_whose_devices_cannot_be_reached_is_not_even_ended(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, shell):
+        orin, nano = await in_training(client)
+        await leave(client, orin, "orin")
         with pytest.raises(RequestRefusedError) as refused:
             await shell("delete", RUN, "--end")
-        assert str(refused.value) == (
-            f"run '{RUN}' has ended, but watts are still held for orin: delete the run when these devices have finished"
-            " their trainings"
+        assert re.fullmatch(
+            f"run '{RUN}' holds watts for orin, which cannot be reached, so nothing was changed: repeat the command"
+            " when these devices are connected, or when their grants have lapsed, in at most 12. s",
+            str(refused.value),
         )
         [run] = await client.runs()
-        assert (run.finished, run.error) == (True, "stopped by an operator, who ended it")
+        assert not run.finished
+        await nano.lease(GrantPhase.TRAINING, nano.keeps_to)
+        assert (await client.devices())["nano"].granted_w > 3.0, "its training goes on"
+        await eventually(lambda: is_audited(client, f"refused: {refused.value}"))
+
+
+async def test_a_run_that_has_ended_is_kept_while_a_device_still_trains_for_it(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, shell):
+        orin, nano = await in_training(client)
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        await nano.lease(GrantPhase.OVER, await nano.grant())
+        with pytest.raises(RequestRefusedError) as refused:
+            await shell("delete", RUN)
+        assert str(refused.value) == (
+            f"run '{RUN}' has ended, but watts are still held for orin: delete the run when these devices have finished"
+            " their trainings, or pass --end to stop them"
+        )
         await orin.lease(GrantPhase.OVER, orin.keeps_to)
-        await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25))
-        ready = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50)
-        await orin.send(state=ready)
-        assert await asked(shell, "delete", RUN) == [{"run_id": RUN, "deleted": True}]
+        assert await asked(shell, "delete", RUN) == [{"run_id": RUN, "name": RUN_NAME, "deleted": True}]
         assert await client.runs() == []
+
+
+async def test_a_run_is_deleted_although_the_caller_has_left(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, _):
+        orin, nano = await in_training(client)
+        call = client.operator.DeleteRuns(operator_pb2.DeleteRunsRequest(run_ids=[RUN], end=True))
+        reading = asyncio.create_task(call.read())
+        stops = [await agent.grant() for agent in (orin, nano)]
+        call.cancel()
+        await asyncio.wait([reading])
+        await eventually(lambda: is_audited(client, "unanswered: the caller left before the answer"))
+        for agent, stop in zip((orin, nano), stops, strict=True):
+            await agent.lease(GrantPhase.OVER, stop)
+
+        async def is_gone() -> bool:
+            return not await client.runs()
+
+        await eventually(is_gone)
 
 
 async def test_a_run_with_more_rounds_than_one_transaction_deletes_is_deleted(config: CoordinatorSettings) -> None:
@@ -214,7 +285,7 @@ async def test_a_run_with_more_rounds_than_one_transaction_deletes_is_deleted(co
             for each in plan.assignments:
                 await agents[each.device_id].trained(plan.plan_id)
             await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=1.0))
-        assert (await shell("delete", RUN, "--end")).stdout == f"run {RUN}: deleted\n"
+        assert (await shell("delete", RUN, "--end")).stdout == f"run {RUN_NAME}: deleted\n"
         streamed = client.view.StreamRounds(view_pb2.StreamRoundsRequest(run_id=RUN))
         with pytest.raises(Exception, match="unknown run"):
             [_ async for _ in streamed]

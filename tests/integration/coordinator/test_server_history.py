@@ -20,11 +20,14 @@ from coordinator.state.records import RunRecord
 from coordinator.state.rounds import cache as round_cache
 from coordinator.store.errors import StoreFullError
 from coordinator.store.store import Store
+from tests.fakes.obedient_devices import end_training, train
+from tests.fakes.polling import eventually
 from tests.fakes.records_to_store import finished_round, planned_round, rounds_of
 from tests.fakes.running_coordinator import Running, runs_of, start_run
 from tests.fakes.served import Client, serving_client
-from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN, small_fleet
+from tests.fakes.small_fleet import NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
 from wattfleet.planning.policies import AllDevices
+from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import (
     operator_pb2,
     planning_pb2,
@@ -187,16 +190,75 @@ async def test_old_runs_are_forgotten_at_the_start(config: CoordinatorSettings) 
     lately.save(planned_round(2, "unfinished"))
     lately.close()
 
-    async def runs_kept(keep_days: float | None) -> list[str]:
-        running = Running(config.with_values(store={"keep_days": keep_days}))
-        async with running.channel():
-            pass
-        await running.end()
+    async def runs_kept(keep_days: float | None, last: str) -> list[str]:
+        """The runs of a coordinator, once it has shown that it keeps the old run as expected."""
+        async with serving_client(config.with_values(store={"keep_days": keep_days})) as client:
+
+            async def is_seen() -> bool:
+                return [run.run_id for run in await client.runs()][0] == last
+
+            await eventually(is_seen)
         return runs_of(config)
 
-    assert await runs_kept(None) == ["old", "unfinished"]
-    assert await runs_kept(32) == ["old", "unfinished"]
-    assert await runs_kept(30) == ["unfinished"]
+    assert await runs_kept(None, "old") == ["old", "unfinished"]
+    assert await runs_kept(32, "old") == ["old", "unfinished"]
+    assert await runs_kept(30, "unfinished") == ["unfinished"]
+
+
+@pytest.mark.parametrize("is_given_up", [False, True], ids=["awaited", "given up"])
+async def test_a_restart_with_a_short_retention_keeps_what_may_draw_power(
+    config: CoordinatorSettings, is_given_up: bool
+) -> None:
+    """The Orin trains while the coordinator restarts; its run was last changed longer ago than runs are kept."""
+    config = config.with_values(site={"budget_w": 90.0}, store={"keep_days": 1e-6}, sessions={"return_grace_s": 0.01})
+    async with serving_client(config) as client:
+        orin, nano = await client.two_ready()
+        plan = await client.plan()
+        await orin.obey(GrantPhase.TRAINING)
+        held_w = sum(each.power_limit_w for each in plan.assignments if not is_given_up or each.device_id == "orin")
+        if is_given_up:
+            await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+            await nano.lease()
+    await asyncio.sleep(0.2)
+    async with serving_client(config) as client:
+        third = client.agent()
+        await third.become_ready("third", ORIN_FRONT, 5.0)
+        await client.planning.BindNodes(
+            planning_pb2.BindNodesRequest(bindings=[planning_pb2.NodeBinding(node_id=9, device_id="third")])
+        )
+        other = planning_pb2.StartRunRequest(run_id="other", strategy="FedAvg", rounds=1)
+        await client.planning.StartRun(other)
+        [budget] = (await client.operator.GetBudgets(operator_pb2.GetBudgetsRequest())).supplies
+        assert budget.set_aside_w >= held_w + 5.0, "the Orin may still train"
+        request = planning_pb2.PlanRoundRequest(run_id="other", round=1, node_ids=[9], epochs=1.0)
+        [granted] = (await client.planning.PlanRound(request)).assignments
+        assert held_w + granted.power_limit_w <= 90.0
+        assert [run.run_id for run in await client.runs()] == [RUN, "other"]
+
+
+async def test_the_daily_deletion_spares_what_flower_gave_up(tmp_path: Path) -> None:
+    store = Store(tmp_path / "coordinator.db", lambda: datetime.now(timezone.utc) - timedelta(days=9))
+    fleet = small_fleet()
+    planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    train(fleet, "orin")
+    store.save(planned, fleet.flower.finish_run(RUN, ""))
+    days = [0, 0]
+
+    async def a_day(_: float) -> None:
+        if not days:
+            raise asyncio.CancelledError
+        assert RUN in fleet.flower.runs
+        days.pop()
+        if not days:
+            end_training(fleet, "orin")
+
+    store._now = lambda: datetime.now(timezone.utc)  # noqa: SLF001 - nine days later
+    keeper = Writer(store)
+    with pytest.raises(asyncio.CancelledError):
+        await delete_old_runs_daily(FleetRepository(fleet, keeper), timedelta(days=1), a_day)
+    await keeper.close()
+    assert RUN not in fleet.flower.runs, "its training is over"
+    store.close()
 
 
 async def test_old_runs_are_forgotten_every_day_in_the_store_and_in_memory(
@@ -214,7 +276,7 @@ async def test_old_runs_are_forgotten_every_day_in_the_store_and_in_memory(
     async def a_day(seconds: float) -> None:
         if len(days) == 3:
             raise asyncio.CancelledError
-        assert ("old" in fleet.flower.runs) == (len(days) < 3)
+        assert "old" in fleet.flower.runs
         days.append(seconds)
         now[0] += timedelta(seconds=seconds)
 
@@ -247,7 +309,7 @@ async def test_what_cannot_be_forgotten_today_is_tomorrow(tmp_path: Path, caplog
                 return [f"old {self.asked}"]
             raise StoreFullError("the disk is full")
 
-    full, days = Full(tmp_path / "coordinator.db"), [0, 0]
+    full, days = Full(tmp_path / "coordinator.db"), [0]
     fleet = Fleet(
         small_fleet().operator.allowance, AllDevices(), runs=[RunRecord(f"old {k}", "FedAvg", 1) for k in (1, 2, 3)]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +21,21 @@ def test_a_new_store_makes_its_directory(tmp_path: Path) -> None:
     path = tmp_path / "var" / "lib" / "wattfleet" / "fleet.db"
     Store(path).close()
     assert path.is_file()
+
+
+def test_other_users_may_read_neither_a_new_store_nor_one_of_an_earlier_version(tmp_path: Path) -> None:
+    def modes() -> dict[str, int]:
+        return {each.name: stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.iterdir())}
+
+    folder = tmp_path / "fleet"
+    private = {"fleet": 0o750, "fleet.db": 0o640, "fleet.db.lock": 0o600}
+    store = Store(folder / "fleet.db")
+    store.save(BLANK)
+    assert modes() == {**private, "fleet.db-wal": 0o640, "fleet.db-shm": 0o640}
+    store.close()
+    (folder / "fleet.db").chmod(0o644)
+    Store(folder / "fleet.db").close()
+    assert modes() == private
 
 
 @pytest.mark.parametrize("name", ["what?.db", "50%20W.db", "a #b.db"])
@@ -75,12 +91,12 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, made: Cal
     if made is not below_a_file:
         path.parent.mkdir()
     made(path)
-    before = path.read_bytes() if path.is_file() else None
+    before = (path.read_bytes(), path.stat().st_mode) if path.is_file() else None
     with pytest.raises(InvalidInputError) as refusal:
         Store(path)
     assert str(refusal.value).startswith(f"{path} cannot be used as the coordinator's store: ")
     assert "\n" not in str(refusal.value)
-    assert (path.read_bytes() if path.is_file() else None) == before
+    assert ((path.read_bytes(), path.stat().st_mode) if path.is_file() else None) == before
 
 
 def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:

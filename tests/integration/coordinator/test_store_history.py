@@ -20,6 +20,7 @@ from coordinator.store.store import Store
 from tests.fakes.records_to_store import (
     BLANK,
     finished_round,
+    old_runs_deleted,
     planned_round,
     rounds_of,
 )
@@ -136,9 +137,9 @@ def test_runs_that_ended_long_ago_are_forgotten_with_all_that_belongs_to_them(
     store.save(finished_round(2, "unfinished"))
     store.save(RunRecord("recent", "FedAvg", 1, finished=True))
     clock.pass_days(10.5)
-    assert store.delete_old_runs(timedelta(days=31)) == []
-    assert store.delete_old_runs(timedelta(days=30)) == ["old"]
-    assert store.delete_old_runs(timedelta(days=30)) == []
+    assert old_runs_deleted(store, timedelta(days=31)) == []
+    assert old_runs_deleted(store, timedelta(days=30)) == ["old"]
+    assert old_runs_deleted(store, timedelta(days=30)) == []
     kept = reopen().load()
     assert [record.run_id for record in kept.runs] == ["unfinished", "recent"]
     assert [record.plan_id for record in kept.rounds] == ["unfinished/1", "recent/1", "unfinished/2"]
@@ -160,12 +161,12 @@ def test_unfinished_runs_are_deleted_once_untouched_for_long_enough(store: Store
     store.save(planned_round(2, "killed"))
     clock.pass_days(2)
     store.save(finished_round(1, "slow"))
-    assert store.delete_old_runs(timedelta(days=3)) == ["never planned"]
+    assert old_runs_deleted(store, timedelta(days=3)) == ["never planned"]
     clock.pass_days(2)
     assert store.delete_some(timedelta(days=1), except_runs=["killed", "slow"]) is None
-    assert store.delete_old_runs(timedelta(days=3)) == ["killed"]
+    assert old_runs_deleted(store, timedelta(days=3)) == ["killed"]
     clock.pass_days(2)
-    assert store.delete_old_runs(timedelta(days=3)) == ["slow"]
+    assert old_runs_deleted(store, timedelta(days=3)) == ["slow"]
     kept = store.load()
     assert (kept.runs, kept.rounds, store.plan_ids_of("killed")) == ([], [], [])
 
@@ -186,4 +187,4 @@ def test_a_run_that_began_anew_is_not_over(store: Store, clock: StoreClock) -> N
     clock.pass_days(100)
     store.save(RunRecord(RUN, "FedAvg", 1), planned_round(2))
     clock.pass_days(1)
-    assert store.delete_old_runs(timedelta(days=2)) == []
+    assert old_runs_deleted(store, timedelta(days=2)) == []

@@ -25,6 +25,7 @@ from coordinator.store.store import Store
 from coordinator.store.tables import Base
 from coordinator.store.upgrade import migration_config, upgrade
 from tests.fakes.fronts import columns_of
+from tests.fakes.records_to_store import old_runs_deleted
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
 from tests.fakes.workload_fronts import only_front
 from wattfleet.choosing import Front
@@ -103,8 +104,8 @@ def test_what_ended_at_an_unknown_time_is_kept_as_long_as_what_ends_now(old: Pat
     store = Store(old, now)
     store.close()
     later = Store(old, lambda: NOW + timedelta(days=10))
-    assert later.delete_old_runs(timedelta(days=11)) == []
-    assert later.delete_old_runs(timedelta(days=9)) == ["4710"]
+    assert old_runs_deleted(later, timedelta(days=11)) == []
+    assert old_runs_deleted(later, timedelta(days=9)) == ["4710"]
     later.close()
 
 

@@ -22,7 +22,7 @@ from coordinator.state.records import (
 )
 from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store.store import Store
-from tests.fakes.records_to_store import comparable, comparable_devices, planned_round, rounds_of
+from tests.fakes.records_to_store import comparable, comparable_devices, old_runs_deleted, planned_round, rounds_of
 from tests.fakes.workload_fronts import known_fronts
 from wattfleet_proto.device_state import DeviceState
 
@@ -125,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(days=st.integers(1, 9))
     def forget(self, days: int) -> None:
         old = [run for run in self.runs if self.now - self.touched(run) > timedelta(days=days)]
-        assert self.store.delete_old_runs(timedelta(days=days)) == old
+        assert old_runs_deleted(self.store, timedelta(days=days)) == old
         for run in old:
             del self.runs[run], self.started[run]
             self.ended.pop(run, None)

@@ -37,7 +37,7 @@ ASKED: dict[str, Callable[[Writer], Awaitable[object]]] = {
     "rounds_of": lambda writer: all_of(writer.rounds_of("4711")),
     "history_of": lambda writer: writer.history_of("4711"),
     "newest_plan_id": lambda writer: writer.newest_plan_id("4711"),
-    "forget": lambda writer: all_of(writer.delete_old_runs(timedelta(days=1))),
+    "forget": lambda writer: all_of(writer.delete_old_runs(timedelta(days=1), set)),
 }
 
 
@@ -117,7 +117,7 @@ async def test_old_runs_are_forgotten_little_by_little_and_others_write_in_betwe
     recording = RecordingStore()
     writer = Writer(recording, never)
     forgotten = []
-    async for run_id in writer.delete_old_runs(timedelta(days=3), {"awaited"}):
+    async for run_id in writer.delete_old_runs(timedelta(days=3), lambda: {"awaited"}):
         forgotten.append(run_id)
         await writer.save(device(run_id))
     assert forgotten == ["older", "old"]

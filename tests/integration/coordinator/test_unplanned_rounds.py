@@ -20,6 +20,7 @@ from coordinator.state.records import DeviceResult, RunRecord, UnplannedRound
 from coordinator.store.store import Store
 from tests.fakes.flower_in_process import GridOfNodes, Node, StatusError
 from tests.fakes.power_aware_runs import ARRAYS
+from tests.fakes.records_to_store import old_runs_deleted
 from tests.fakes.served import Client, serving_client, status
 from tests.fakes.shell import a_round, asked, rack_and_roof, served_with_shell
 from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN
@@ -192,9 +193,9 @@ def test_they_are_deleted_with_their_run(tmp_path: Path) -> None:
     ]
     store.save(*rounds, UnplannedRound("kept", 1, now + timedelta(days=20), 45.0))
     assert store.unplanned_of("left alone", 7) == rounds[6]
-    assert store.delete_old_runs(timedelta(days=30)) == []
+    assert old_runs_deleted(store, timedelta(days=30)) == []
     times[0] += timedelta(days=40)
-    assert store.delete_old_runs(timedelta(days=30)) == ["left alone"], "the other trained ten days later"
+    assert old_runs_deleted(store, timedelta(days=30)) == ["left alone"], "the other trained ten days later"
     assert store.load().unplanned == [("kept", 1)]
     store.close()
 

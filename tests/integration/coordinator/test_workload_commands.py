@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from coordinator.cli.client import RequestRefusedError
@@ -47,7 +48,7 @@ async def test_a_device_shows_each_workload_and_the_front_of_the_one_asked_for(c
         text = (await shell("device", "orin", "--workload", "bert")).stdout
         assert "Pareto front of bert" in text
         rows = [line.split() for line in text.splitlines()]
-        assert ["32", "4", "unknown", "35.0", "s", "gpt"] in rows and ["32", "4", "70", "10.0", "s", "bert"] in rows
+        assert ["32", "4", "unknown", "~35.0", "s", "gpt"] in rows and ["32", "4", "70", "10.0", "s", "bert"] in rows
         [shown] = await asked(shell, "devices", "--workload", "bert")
         assert (shown["fastest_epoch_s"], shown["profiled_modes"]) == (10.0, 4)
         [shown] = await asked(shell, "devices", "--workload", "unknown")
@@ -57,6 +58,46 @@ async def test_a_device_shows_each_workload_and_the_front_of_the_one_asked_for(c
         )
         with pytest.raises(RequestRefusedError, match="a workload's name must have 1 to 200"):
             await shell("devices", "--workload", "bell\x07")
+
+
+async def test_what_assumes_the_length_of_an_epoch_is_shown_as_assumed(config: CoordinatorSettings) -> None:
+    config = config.with_values(server={"page_address": "127.0.0.1:0"})
+    async with served_with_shell(config) as (client, shell), httpx.AsyncClient() as browser:
+        _agent = await ready(client, "orin", ("bert", ORIN_FRONT, 70), ("gpt", NANO_FRONT, 0))
+        bindings = [planning_pb2.NodeBinding(node_id=1, device_id="orin")]
+        await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+
+        async def shown(workload: str, run_id: str) -> tuple[list[str], list[str]]:
+            """What the commands and the page show of a workload and of a round with it."""
+            start = planning_pb2.StartRunRequest(
+                run_id=run_id, strategy="FedAvg", rounds=3, workload={"name": workload}
+            )
+            await client.planning.StartRun(start)
+            preview = (await shell("plan", "--dry-run", columns=120)).stdout
+            what_if = (await browser.get(f"http://{client.bound.page_address}/what-if")).text
+            ask = planning_pb2.PlanRoundRequest(run_id=run_id, round=1, node_ids=[1], epochs=1.0)
+            await client.planning.PlanRound(ask)
+            commands = [
+                (await shell("devices", "--workload", workload, columns=120)).stdout,
+                (await shell("device", "orin", "--workload", workload)).stdout.split("Pareto front")[1],
+                (await shell("round", run_id, "1", columns=140)).stdout,
+                preview,
+            ]
+            run = (await browser.get(f"http://{client.bound.page_address}/runs/{run_id}")).text
+            device = (await browser.get(f"http://{client.bound.page_address}/devices/orin")).text
+            await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{run_id}/1", wall_s=1.0))
+            await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=run_id))
+            await client.end_trainings()
+            return commands, [what_if, run, device]
+
+        commands, pages = await shown("gpt", "unknown-length")
+        assert all("assume" in text for text in commands), commands
+        assert all("assumed length" in page for page in pages)
+        assert all("~35.0" in text for text in (commands[0], commands[2], commands[3])), commands
+        assert "assume 100 minibatches" in " ".join(commands[1].split())
+        commands, pages = await shown("bert", "known-length")
+        assert not any("assume" in text or "~" in text for text in commands), commands
+        assert not any("assumed length" in page for page in pages[:2])
 
 
 async def test_workloads_are_listed(config: CoordinatorSettings) -> None:

@@ -5,6 +5,7 @@ Only names, addresses and ports differ from the page: everything listens on loop
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
@@ -126,6 +127,11 @@ def test_the_guide_leads_to_a_round_on_both_boards(desk: Desk) -> None:
                 desk.see("wattfleet coordinator devices", "both are enrolled", lambda shown: "2 devices" in shown)
                 desk.type(command)
                 desk.see("flwr supernode list wattfleet", "both online", lambda shown: shown.count("online") >= 2)
+            elif command.startswith("flwr run"):
+                desk.type(command)
+                found = json.loads(desk.type("wattfleet coordinator devices --json"))
+                measured = {each["device_id"]: (each["profiled_modes"], each["detail"]) for each in found}
+                assert len(measured) == 2 and all(modes for modes, _ in measured.values()), measured
             elif command == "wattfleet coordinator rounds":
                 shown = desk.type(command)
                 assert "finished" in shown and re.search(r"^ +1 +[12]\b", shown, re.MULTILINE), shown

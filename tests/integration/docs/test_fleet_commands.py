@@ -39,11 +39,11 @@ tags = ["lab"]
 """
 
 
-def run_of_the_page() -> str:
-    """The id of the run in the page's output, which is recorded again from time to time."""
-    found = re.search(r"^run (\S+): FedAvg", _PAGE, re.MULTILINE)
+def run_of_the_page() -> tuple[str, str]:
+    """The id and the name of the run in the page's output, which is recorded again from time to time."""
+    found = re.search(r"^run (\S+) \((\S+)\): FedAvg", _PAGE, re.MULTILINE)
     assert found is not None
-    return found[1]
+    return found[2], found[1]
 
 
 async def in_its_third_round(client: Client) -> dict[str, Agent]:
@@ -62,8 +62,10 @@ async def in_its_third_round(client: Client) -> dict[str, Agent]:
         await agent.send(state=READY)
     bindings = [planning_pb2.NodeBinding(node_id=number, device_id=name) for name, number in _NODES.items()]
     await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
-    run = run_of_the_page()
-    start = planning_pb2.StartRunRequest(run_id=run, strategy="FedAvg", rounds=3, workload={"name": _WORKLOAD})
+    run, name = run_of_the_page()
+    start = planning_pb2.StartRunRequest(
+        run_id=run, strategy="FedAvg", rounds=3, workload={"name": _WORKLOAD}, name=name
+    )
     await client.planning.StartRun(start)
     for number in range(1, 4):
         ask = planning_pb2.PlanRoundRequest(run_id=run, round=number, node_ids=list(_NODES.values()), epochs=1.0)
@@ -108,6 +110,6 @@ async def test_commands_of_an_operator(
                 await client.end_trainings()
             if "coordinator forget" in block.text:
                 await agents["nano-0"].goodbye()
-                await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=run_of_the_page()))
+                await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=run_of_the_page()[0]))
             shown = of_this_fleet(block, another)
             await asyncio.to_thread(run_block, shown, {"--coordinator": client.bound.address})

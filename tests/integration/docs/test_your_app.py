@@ -139,16 +139,22 @@ def test_apps_are_where_the_guide_says(followed: Followed) -> None:
 
 def with_the_lines_of_the_page(app: Path) -> None:
     """Change an app as step 2 describes."""
-    server, client = (block.lines for block in blocks_of_page(_PAGE) if block.language == "python")
-    for name, lines in (("server_app.py", server), ("client_app.py", client)):
+    server, client, task = (block.lines for block in blocks_of_page(_PAGE) if block.language == "python")
+    for name, lines, begin in (
+        ("server_app.py", server, "strategy = "),
+        ("client_app.py", client, "app = "),
+        ("task.py", task, "for images, labels in batches:"),
+    ):
         [file] = app.glob(f"*/{name}")
-        imported, changed = next(line for line in lines if "import" in line), lines[-1].partition("  #")[0]
-        text, count = re.subn(rf"^( *){changed.split(' = ')[0]} = .*$", rf"\1{changed}", file.read_text(), flags=re.M)
+        imported = next(line for line in lines if "import" in line)
+        changed = next(line for line in lines if line.startswith(begin.partition(" in ")[0])).partition("  #")[0]
+        text, count = re.subn(rf"^( *){begin}.*$", rf"\1{changed}", file.read_text(), flags=re.M)
         assert count == 1, name
-        file.write_text(text.replace("\nfrom flwr.", f"\n{imported}\nfrom flwr.", 1))
+        future = "from __future__ import annotations\n"
+        file.write_text(text.replace(future, f"{future}\n{imported}\n", 1))
 
 
-def test_the_two_lines_make_the_example_without_wattfleet_the_one_with_it(tmp_path: Path) -> None:
+def test_the_lines_of_the_page_make_the_example_without_wattfleet_the_one_with_it(tmp_path: Path) -> None:
     app = tmp_path / "my-app"
     shutil.copytree(ROOT / "examples/quickstart-sklearn/plain", app)
     with_the_lines_of_the_page(app)

@@ -18,7 +18,7 @@ from tests.fakes.polling import until
 from tests.fakes.running_agent import RunningAgent, new_board, ready_agent
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement, PowerMode, array_to_modes
-from wattfleet_flower import profiled
+from wattfleet_flower import profiled, until_deadline
 from wattfleet_flower.client.agent_training import AgentUnreachableError
 from wattfleet_proto.convert import front_from_message, measured_to_message
 from wattfleet_proto.v1 import power_pb2, session_pb2
@@ -223,8 +223,28 @@ def test_a_loader_without_a_length_is_measured_and_observed_never(
     report = front_after(coordinator, "stream")
     assert report.profiled_modes == MODES
     assert not report.HasField("minibatches_per_epoch")
-    assert "its number of minibatches is unknown; wrap the app" in caplog.text
+    assert "since the app has reported no data loader with a length" in caplog.text
     assert not any(row.get("kind") == "round" for row in journal_of(running, "stream"))
+
+
+def test_an_app_that_never_measures_a_mode_is_told_why_and_so_is_the_coordinator(
+    coordinator: CoordinatorInProcess, running: RunningAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator.announce("plain", "short")
+    mode = fastest_affordable(front_after(coordinator, "plain"))
+    front_after(coordinator, "short")
+    whys = {
+        ("plain", lambda: None): "the app has not reported its data loader; unless it is a PyTorch DataLoader in a",
+        ("plain", lambda: list(until_deadline(Loader(50, 16)))): "the app has reported no minibatches; wrap its data",
+        ("short", lambda: trains(Loader(20, 16))): "a training of 20 minibatches is too short to measure one",
+    }
+    for number, ((workload, train), why) in enumerate(whys.items()):
+        assert running.round(f"{number}", mode, train, workload=workload)
+        until(lambda why=why: coordinator.details[-1].startswith(f"parked; no mode measured yet: {why}"))
+        assert coordinator.is_ready()
+        assert f"no mode of {workload} measured yet: {why}" in caplog.text
+    assert running.round("3", mode, lambda: trains(Loader(300, 16)), workload="plain")
+    until(lambda: coordinator.details[-1] == "parked")
 
 
 def test_a_run_may_change_its_batch(coordinator: CoordinatorInProcess, running: RunningAgent) -> None:

@@ -1,4 +1,4 @@
-"""The quickstarts: two lines differ, and without a coordinator the training result is the same."""
+"""The quickstarts: two or three lines differ, and without a coordinator the training result is the same."""
 
 from __future__ import annotations
 
@@ -36,27 +36,39 @@ def files(app: Path) -> dict[str, str]:
     return {str(path.relative_to(app)): path.read_text() for path in sorted(kept)}
 
 
+WRAPPED = {  # only a loader that is not a PyTorch DataLoader
+    "quickstart-pytorch": [],
+    "quickstart-sklearn": [
+        "-         for images, labels in batches:",
+        "+         for images, labels in until_deadline(profiled(batches)):",
+    ],
+}
+
+
 @each_quickstart
-def test_two_lines_are_the_difference_with_what_they_import(quickstart: Path) -> None:
+def test_two_lines_or_three_are_the_difference_with_what_they_import(quickstart: Path) -> None:
     plain, power_aware = files(quickstart / "plain"), files(quickstart / "power_aware")
     assert list(plain) == list(power_aware)
     changed = [
         line
         for name in plain
         for line in difflib.ndiff(plain[name].splitlines(), power_aware[name].splitlines())
-        if line[0] in "+-"
+        if line[0] in "+-" and line[1:].strip()
     ]
     lines = [line for line in changed if "import " not in line and "wattfleet[" not in line]
+    wrapped = WRAPPED[quickstart.name]
     assert lines == [
         "- app = ClientApp()",
         "+ app = ClientApp(mods=[power_mode_mod])",
         "-     strategy = FedAvg(fraction_evaluate=0.5)",
         "+     strategy = PowerAware(FedAvg(fraction_evaluate=0.5))",
+        *wrapped,
     ]
     assert sorted(set(changed) - set(lines)) == [
         '+   "wattfleet[flower]",',
         "+ from wattfleet_flower import PowerAware",
         "+ from wattfleet_flower import power_mode_mod",
+        *(["+ from wattfleet_flower import profiled, until_deadline"] if wrapped else []),
     ]
     readme = (quickstart / "README.md").read_text()
     assert all(line[0] + line[2:] in readme for line in lines), "the README shows them"

@@ -18,6 +18,7 @@ from tests.fakes.agent_socket import answered, assigned, context
 from tests.fakes.recording_agent import RecordingAgent, recording_agent
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower import power_mode_mod, profiled, until_deadline
+from wattfleet_proto.assignment import RECORD_KEY, UNPROFILED_KEY
 
 BATCHES, BATCH = 50, 4
 
@@ -52,13 +53,33 @@ class Trainer:
             self.step(batch)
 
 
-def train(agent: RecordingAgent, work: Callable[[], object], **node_config: Any) -> None:
+def train(agent: RecordingAgent, work: Callable[[], object], **node_config: Any) -> str | None:
+    """Train as an app, and return why its reply says that no mode was measured; None if it does not say so."""
+
     def app(request: Message, _: Context) -> Message:
         work()
         return answered(request, _)
 
     reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket), **node_config}), app)
     assert not reply.has_error()
+    return reply.content.get(RECORD_KEY, {}).get(UNPROFILED_KEY)  # type: ignore[no-any-return]
+
+
+def test_a_reply_says_why_a_training_was_not_profiled(agent: RecordingAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer()
+    batches = list(trainer.loader)
+    remedy = "wrap the loader in `wattfleet_flower.profiled`"
+    assert train(agent, trainer.epoch) is None
+    assert train(agent, lambda: trainer.epoch(profiled(batches)), **{"auto-profile": False}) is None
+    assert train(agent, trainer.epoch, **{"auto-profile": False}) == f"auto-profile is false on its SuperNode: {remedy}"
+    short = DataLoader(trainer.loader.dataset, batch_size=50)
+    assert train(agent, lambda: trainer.epoch(short)) == (
+        f"a pass over its data has only 4 minibatches: {remedy}, or use smaller batches"
+    )
+    assert str(train(agent, lambda: trainer.epoch(batches))).startswith("its minibatches come from no PyTorch DataLoad")
+    assert str(train(agent, lambda: list(trainer.loader))).startswith("no step of a PyTorch optimizer was seen: import")
+    monkeypatch.delitem(sys.modules, "torch")
+    assert train(agent, lambda: None) == f"its minibatches come from no DataLoader: {remedy}"
 
 
 def test_a_loop_over_a_dataloader_is_profiled_from_its_first_step(agent: RecordingAgent) -> None:

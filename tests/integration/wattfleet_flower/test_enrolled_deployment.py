@@ -179,12 +179,11 @@ def test_one_line_enrols_a_board_and_revoking_it_ends_it(deployment: Deployment)
     deployment.start_superlink()
     until("the SuperNode is back", lambda: "has accepted this SuperNode again" in supernode.log.read_text())
     assert "revoked" not in supernode.log.read_text()
-    [node] = [each for each, status in deployment.nodes().items() if status == "online"]
 
     # Revoking the board's certificate unregisters its SuperNode, which ends.
     deployment.done("wattfleet", "coordinator", "revoke", "nano-1", "--coordinator", deployment.coordinator)
     until("the board is unregistered", lambda: "SuperNode of nano-1 is unregistered" in deployment.log.read_text())
-    assert deployment.nodes()[node] == "unregistered"
+    assert "unregistered" in deployment.nodes().values()
     until("its SuperNode ends", lambda: supernode.process.poll() is not None)
     assert "it was revoked or forgotten" in supernode.log.read_text()
 

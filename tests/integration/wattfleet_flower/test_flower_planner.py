@@ -18,6 +18,7 @@ from wattfleet_flower.server.errors import RefusedError
 from wattfleet_flower.server.nodes import Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
+from wattfleet_flower.server.run_naming import RunNaming
 from wattfleet_flower.server.sent_rounds import PlannedRound
 from wattfleet_flower.server.workload_naming import WorkloadNaming
 from wattfleet_identity.endpoint import Endpoint
@@ -93,7 +94,9 @@ def finish(planner: PlanningClient, failed: int) -> None:
     ]
     plan = planning_pb2.PlanRoundResponse(plan_id="run/1")
     limits = WaitLimits(None, 60.0, 60.0)
-    rounds = PlannedRounds(planner, "FedAvg", 1.0, WorkloadNaming(), None, None, limits, AwayPolicy(), RecordingClock())
+    rounds = PlannedRounds(
+        planner, "FedAvg", 1.0, WorkloadNaming(), RunNaming(), None, None, limits, AwayPolicy(), RecordingClock()
+    )
     rounds.finish(PlannedRound(plan, 1, 1000.0, 90.0, sent), replies, "num-examples")
 
 

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ArrayRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
-from tests.fakes.flower_in_process import GridOfNodes, PlannerStub
+from tests.fakes.flower_in_process import GridOfNodes, PlannerStub, gone
 from tests.fakes.flower_in_process import trained as replied
 from tests.fakes.power_aware_runs import ARRAYS, KNOWN, A, B, C, D, WarningLog, fleet, run
 from wattfleet_flower import PowerAware
@@ -94,3 +94,34 @@ def test_a_node_that_cannot_train_does_not_train_without_a_plan_either() -> None
     strategy.start(grid, ARRAYS, num_rounds=2, evaluate_fn=evaluated)
     assert [request.round for request in planner.asked("PlanRound")] == [1], "the second round had no plan"
     assert sorted(trained(grid)) == [B, B, C, C, D, D]
+
+
+def test_a_node_that_was_gone_when_it_was_asked_trains_once_it_is_back(warnings: WarningLog) -> None:
+    grid, planner = GridOfNodes(fleet(a={"train": gone, "takes_s": 50.0})), PlannerStub()
+
+    def returns(message: Message) -> Message:
+        if trained(grid).count(B) == 2:
+            grid.nodes[A].train, grid.nodes[A].takes_s, grid.nodes[A].busy_until_s = replied, 5.0, 0.0
+        grid.clock.advance(60.0)
+        return replied(message)
+
+    grid.nodes[B].train = returns
+    run(grid, planner, rounds=6)
+    assert A in trained(grid)[-4:], "without waiting for ten minutes"
+    [warning] = warnings.about(f"node {A} is left out until it reports its device")
+    assert "the node is gone" in warning
+
+
+def test_a_restarted_supernode_that_was_busy_replaces_its_earlier_node() -> None:
+    # A SuperNode without a key has got node D. It does not answer at first. Flower still lists its earlier node, A.
+    nodes = fleet(d={"device_id": "a", "train": gone})
+    grid, planner = GridOfNodes(nodes), PlannerStub(nodes={A: "a", B: "b", C: "c"})
+
+    def returns(message: Message) -> Message:
+        grid.nodes[D].train = replied
+        grid.clock.advance(60.0)
+        return replied(message)
+
+    grid.nodes[B].train = returns
+    run(grid, planner, rounds=4)
+    assert set(trained(grid)[-3:]) == {B, C, D}

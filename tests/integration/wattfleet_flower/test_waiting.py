@@ -138,13 +138,13 @@ def test_without_any_node_the_run_ends_with_advice() -> None:
         run(grid, PlannerStub())
 
 
-def test_a_node_without_an_identity_is_excluded_and_rarely_asked_again(warnings: WarningLog) -> None:
+def test_a_node_without_an_identity_is_left_out_and_rarely_asked_again(warnings: WarningLog) -> None:
     grid = GridOfNodes(fleet(a={"takes_s": 1e6}, c={"device_id": None}))
     planner = PlannerStub()
     run(grid, planner, rounds=4, timeout=100.0)
-    assert sorted(grid.identifications()) == [A, B, C, D]
+    assert sorted(grid.identifications()) == [A, A, B, C, D]
     assert {m.metadata.dst_node_id for m in grid.trainings()} == {B, D}
-    assert warnings.about(f"node {A} is excluded") and "no reply within 120 s" in warnings.about(f"node {A}")[0]
+    assert warnings.about(f"node {A} is left out until") and "no reply within 120 s" in warnings.about(f"node {A}")[0]
     assert "the app raised" in warnings.about(f"node {C} is excluded")[0]
     # Eleven minutes later, the node may run another app.
     grid.nodes[A] = Node("a")

@@ -76,19 +76,27 @@ def test_rounds_complete(tmp_path: Path) -> None:
     (first,) = run["rounds"]
     assert first["selected"] == ["agx-orin-0", "orin-nano-0"]
     assert first["site_budget_held"] is True
-    assert first["observed_site_w"] < 100
+    assert first["observed_site_w"] < 70
     assert run["final_accuracy"] > run["initial_accuracy"]
     for device in run["devices"].values():
         assert 0 < device["modes_profiled"] <= 10
         assert device["minibatches_per_epoch"] > 41
         assert 0 < device["time_mape_pct"] < 50
         assert 0 < device["power_mape_pct"] < 50
-    own, plain, maxn, _ = run["comparison"]
-    assert (own["rounds"], own["training_j"], own["site_w"]) == (1, first["training_j"], first["observed_site_w"])
-    assert maxn["rounds"] == plain["rounds"] == 1 and plain["duration_s"] > 0
-    assert maxn["duration_s"] < 1.1 * own["duration_s"] and maxn["site_w"] > 0.9 * own["site_w"]
+    own, presets, plain = run["comparison"]["ways"]
+    assert (own["name"], presets["name"], plain["name"]) == ("this run", "NVIDIA's presets", "plain Flower")
+    # The agents count the trainings alone, and only in the planned modes; here, all boards and modes count.
+    assert own["energy_j"] > first["training_j"] and own["measuring_s"] > 0
+    assert own["duration_s"] == pytest.approx(own["watts"]["at_s"][-1])
+    assert (own["final_accuracy"], own["rounds"][-1]["accuracy"]) == (run["final_accuracy"], first["accuracy"])
+    for way in (own, presets, plain):
+        assert 0 < way["duration_s"] and way["most_w"] <= 1.01 * 70 and way["over_budget_s"] == 0
+        assert way["initial_accuracy"] == pytest.approx(run["initial_accuracy"]), "the same parameters"
+        assert way["final_accuracy"] > run["initial_accuracy"]
+        assert way["to_target"]["s"] <= way["duration_s"]
+    assert presets["measuring_s"] == plain["measuring_s"] == 0
     page = (tmp_path / "report.html").read_text()
-    assert "agx-orin-0" in page and "simulated" in page
+    assert "agx-orin-0" in page and "simulated" in page and "Run 1 (perceptron) reached" in page
 
 
 # The short forms are in `test_in_process` and `tests/integration/deploy/test_run_rounds.py`.

@@ -14,154 +14,20 @@ import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 
+from edge_agent.devices.virtual.span_file import SpanFile
 from edge_agent.paths import SERVED_FILE
-from edge_agent.serving.served_spans import ServedSpan, SpanFile
-from tests.fakes.compared_ways import COMPARISON
+from edge_agent.serving.served_spans import ServedSpan
+from tests.fakes.simulated_report import FLEET, mode_values, successful_report
 from wattfleet.modes import PowerMode
 from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.report_duties import duties_of
 from wattfleet_simulation.report_duty_figures import duty_figures
 from wattfleet_simulation.report_html import device_styles, figures, repeat_command, write_html
 
-FLEET = {  # By id: kind of board, seconds and power of the fastest epoch, idle power
-    "agx-orin-0": ("agx-orin", 18.0, 48.0, 11.5),
-    "agx-orin-1": ("agx-orin", 30.0, 47.0, 12.0),
-    "orin-nano-0": ("orin-nano", 150.0, 17.6, 4.6),
-    "orin-nano-1": ("orin-nano", 98.0, 19.6, 5.7),
-    "orin-nx-0": ("orin-nx", 41.0, 29.8, 4.8),
-    "xavier-agx-0": ("xavier-agx", 91.0, 33.8, 8.6),
-}
-CHOSEN = ("agx-orin-0", "agx-orin-1", "orin-nx-0")
-LOG_SD, START_S = 0.02, 4.0
-
-
-def _mode(step: int) -> dict[str, int]:
-    return {"cores": 8 - step, "cpu_khz": 1_728_000, "gpu_hz": 918_000_000, "mem_hz": 2_133_000_000}
-
-
-def _device(board: str, epoch_s: float, power_w: float, idle_w: float) -> dict[str, Any]:
-    return {
-        "board": board,
-        "provenance": "simulated",
-        "mode_space": 18_096,
-        "modes_profiled": 50,
-        "minibatches_per_epoch": 520,
-        "idle_w": idle_w,
-        "time_mape_pct": 6.25,
-        "power_mape_pct": 3.5,
-        "state": "ready",
-        "reference_digest": "0bac",
-        "front": [
-            {
-                "mode": _mode(k),
-                "warmup_s": START_S,
-                "epoch_s": epoch_s * 1.6**k,
-                "power_w": idle_w + (power_w - idle_w) * 0.75**k,
-                "epoch_log_sd": LOG_SD,
-                "power_log_sd": LOG_SD,
-            }
-            for k in range(8)
-        ],
-        "space_sample": {
-            "warmup_s": [START_S] * 80,
-            "epoch_s": [epoch_s * 1.6 ** (k % 8) * (1.02 + k / 200) for k in range(80)],
-            "power_w": [idle_w + (power_w - idle_w) * 0.75 ** (k % 8) * (1 + k / 400) for k in range(80)],
-        },
-    }
-
-
-def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
-    points = {device: devices[device]["front"][k] for device, k in zip(CHOSEN, (2, 1, 0), strict=True)}
-    idle_w = sum(view["idle_w"] for device, view in devices.items() if device not in CHOSEN)
-    # Times are within their interval, and power is outside it.
-    assignments = [
-        {
-            "device": device,
-            "mode": point["mode"],
-            "batch": 4,
-            "epochs": 2.0,
-            "predicted_warmup_s": point["warmup_s"],
-            "predicted_epoch_s": point["epoch_s"],
-            "observed_epoch_s": point["epoch_s"] * (1.01 + 0.005 * number),
-            "predicted_power_w": point["power_w"],
-            "observed_power_w": point["power_w"] * 0.95,
-            "power_limit_w": point["power_w"] * 1.03,
-            "epoch_log_sd": LOG_SD,
-            "power_log_sd": LOG_SD,
-            "modes_profiled": 12,
-            "length_assumed": False,
-        }
-        for device, point in points.items()
-    ]
-    return {
-        "round": number,
-        "selected": list(CHOSEN),
-        "assignments": assignments,
-        "decisions": {
-            device: {
-                "selected": device in CHOSEN,
-                "reason": "selected: among the 3 devices with the least makespan"
-                if device in CHOSEN
-                else f"too slow: {2 * view['front'][0]['epoch_s']:.1f} s in its fastest mode",
-            }
-            for device, view in devices.items()
-        },
-        "failed": [],
-        "site_budget_w": 130.0,
-        "planned_site_w": idle_w + sum(part["power_limit_w"] for part in assignments),
-        "observed_site_w": idle_w + sum(part["observed_power_w"] for part in assignments),
-        "site_budget_held": True,
-        "predicted_duration_s": START_S + 2 * max(part["predicted_epoch_s"] for part in assignments),
-        "observed_duration_s": START_S + 2 * max(part["observed_epoch_s"] for part in assignments),
-        "random_draw": {"draws": 20, "over_budget": 2, "mean_duration_s": 238.5, "worst_duration_s": 295.7},
-        "training_j": 6500.0,
-        "wall_s": 13.0,
-        "accuracy": 0.25 * number + 0.1,
-        "loss": 2.0 / number,
-    }
-
 
 @pytest.fixture
 def report() -> dict[str, Any]:
-    """A successful run: three devices of six in three rounds."""
-    devices = {device: _device(*values) for device, values in FLEET.items()}
-    return {
-        "provenance": "simulated",
-        "wattfleet_version": "0.1.0",
-        "settings": {
-            "devices": {device: f"simulated:{board}" for device, (board, *_) in FLEET.items()},
-            "apps": ["convolutional:4"],
-            "rounds": 3,
-            "site_budget_w": 130.0,
-            "modes": 50,
-            "policy": "fastest-k",
-            **dict.fromkeys(("clients", "deadline_s")),
-            "own_epochs": False,
-            "duties": [],
-            "seed": 7,
-            "reference": "agx_orin_resnet18",
-        },
-        "runs": [
-            {
-                "run": 1,
-                "network": "convolutional",
-                "batch_sizes": [4],
-                "local_epochs": [2],
-                "workload": "wattfleet/digits#0badcafe",
-                "devices": devices,
-                "rounds": [_round(number, devices) for number in (1, 2, 3)],
-                "comparison": COMPARISON,
-                "median_error": {
-                    "epoch_s": {"share": 0.02, "trainings": 9},
-                    "power_w": {"share": 0.05, "trainings": 9},
-                },
-                "initial_accuracy": 0.1,
-                "final_accuracy": 0.85,
-            }
-        ],
-        "duties": {},
-        "elapsed_s": 89.2,
-    }
+    return successful_report()
 
 
 @pytest.fixture
@@ -170,7 +36,7 @@ def unfinished(report: dict[str, Any]) -> dict[str, Any]:
     report = copy.deepcopy(report)
     one = report["runs"][0]["rounds"][1]
     one["assignments"][2] |= {"observed_epoch_s": None, "observed_power_w": None}
-    one |= {"observed_site_w": None, "site_budget_held": False, "observed_duration_s": None}
+    one |= {"observed_site_w": None, "site_budget_held": None, "observed_duration_s": None}
     one |= {"failed": ["orin-nx-0"], "accuracy": None, "loss": None}
     one["random_draw"] |= {"mean_duration_s": None, "worst_duration_s": None}
     report["runs"][0]["initial_accuracy"] = None
@@ -216,8 +82,6 @@ def test_page_says_what_it_is(report: dict[str, Any], tmp_path: Path) -> None:
     for words in ("seed 7", "policy fastest-k", "130 W for the whole site", "reference predictor agx_orin_resnet18"):
         assert words in text
     assert "Final accuracy 85.0%" in text
-    assert "this run, as observed 45.5 120.0 6.50 0.0% 3 plain Flower 99.5 130.0 7.25 75.0% 3" in text
-    assert "the same devices in presets – – – – 0" in text
     assert "held in 3 of 3" in text
     assert repeat_command(report["settings"]) in text
 
@@ -251,7 +115,8 @@ def test_why_the_selection_differs_from_a_random_draw(report: dict[str, Any], tm
     text = _text(_page(report, tmp_path))
 
     assert "Rounds 1–3: agx-orin-0, agx-orin-1, orin-nx-0 were selected, predicted to take 100.0 s." in text
-    assert "would take 238.5 s on average and 295.7 s at worst: this selection takes 58% less than the average" in text
+    assert "takes 238.5 s on average and 295.7 s at worst with a uniform draw of 3 from the 6 devices, and" in text
+    assert "100.0 s with the selected ones: 58% less than the average" in text
     assert "2 of 20 sets could not train within 130 W at all" in text
     assert "orin-nano-0, orin-nano-1, xavier-agx-0 never trained, so their data did not enter the model" in text
 
@@ -263,7 +128,7 @@ def test_why_the_selection_differs_from_a_random_draw(report: dict[str, Any], tm
             "random",
             3,
             {"draws": 20},
-            "This policy draws at random, so no advantage is to be expected: over all 20 sets",
+            "100.0 s with the selected ones. This policy draws at random, so no advantage is to be expected",
         ),
         ("fastest-k", 3, {"draws": 15}, "(15 drawn of 20)"),
         ("fastest-k", 3, {"mean_duration_s": None}, "No set of 3 that was drawn could train within 130 W"),
@@ -313,8 +178,36 @@ def test_unknown_values_are_dashes(unfinished: dict[str, Any], tmp_path: Path) -
 
     assert "None" not in _text(page)
     assert "not observed in round 2" in _text(page)
-    assert re.search(r"2 agx-orin-0, agx-orin-1, orin-nx-0 100\.0 – [\d.]+ – 130 – – – orin-nx-0", _text(page))
+    assert re.search(r"2 agx-orin-0, agx-orin-1, orin-nx-0 100\.0 – [\d.]+ – 130 not observed – –", _text(page))
+    assert "held in 2 of 2 observed rounds; not observed in round 2" in _text(page)
     assert re.search(r"orin-nx-0 8c \S+ 4 2 41\.0 – 29\.8 – 30\.7", _text(page))
+
+
+def test_a_selection_that_stayed_the_same_is_not_said_to_change(report: dict[str, Any], tmp_path: Path) -> None:
+    report["settings"]["policy"] = "progress"
+    assert "In this run, the selection was the same in every round." in _text(_page(report, tmp_path))
+    report["runs"][0]["rounds"][1]["selected"] = list(FLEET)[:2]
+    assert "the selection was the same" not in _text(_page(report, tmp_path))
+
+
+def test_assumed_lengths_of_epochs_are_said_to_be_assumed(report: dict[str, Any], tmp_path: Path) -> None:
+    assert "assume" not in _text(_page(report, tmp_path)).split("Rounds 1–3")[1]
+    (run,) = report["runs"]
+    first = run["rounds"][0]
+    first |= {"length_assumed": True, "predicted_duration_s": 9.0, "observed_duration_s": 90.0}
+    first["assignments"][0] |= {"length_assumed": True, "predicted_epoch_s": 2.0}
+    run["devices"]["orin-nano-1"]["is_length_known"] = False
+
+    text = _text(_page(report, tmp_path))
+    assert "predicted to take 9.0 s with an assumed length of epochs" in text
+    assert "1 agx-orin-0, agx-orin-1, orin-nx-0 9.0 (assumed length) 90.0" in text
+    assert re.search(r"agx-orin-0 6c \S+ 4 2 2\.0 \(assumed length\)", text)
+    assert "orin-nano-1 never reported how many minibatches an epoch has" in text and "520 (not reported)" in text
+    # 90 s instead of the 9 s of an assumed length are no error of a prediction.
+    assert "where the lengths of epochs were known, 2% more than predicted (100.0 s)" in text
+    assert "epoch times 8 of 8 are inside, of the watts 0 of 9" in text
+    seconds, watts = (figures(report)[f"run-1-{quantity}"]["data"][0]["x"] for quantity in ("seconds", "watts"))
+    assert (len(seconds), len(watts)) == (2, 3)
 
 
 def test_watts_that_were_exceeded_are_named(report: dict[str, Any], tmp_path: Path) -> None:
@@ -380,9 +273,9 @@ def test_site_stacks_reach_the_reported_totals(report: dict[str, Any]) -> None:
 
 
 def test_duties_have_a_table_and_plots_on_one_time_axis(report: dict[str, Any], tmp_path: Path) -> None:
-    mode = PowerMode(**_mode(0))
+    mode = PowerMode(**mode_values(0))
     span = ServedSpan(3.0, 9.0, mode, 64, True, 9e3, [4.0, 5.0, 6.0, 7.0], [90.0, 80.0, 70.0, 600.0], [5.5, 8.5])
-    SpanFile(tmp_path / SERVED_FILE).append(span)
+    SpanFile(tmp_path / SERVED_FILE, ServedSpan).append(span)
     boards = [SimulatedDevice(device, "", 0, 0, "resnet:1:500:0.5") for device in FLEET]
     report["duties"] = duties_of(boards, dict.fromkeys(FLEET, tmp_path), report["runs"])
 

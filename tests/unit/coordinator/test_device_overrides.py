@@ -241,7 +241,7 @@ def test_a_look_says_what_keeps_every_other_device() -> None:
         "off": "offline",
         "busy": "profiling, and drained",
         "alone": "ready, without a SuperNode",
-        "away": "ready, and part of round other/1",
+        "away": "ready, and part of round 1 of run other",
     }
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.display.device_words import (
+    granted,
     in_state_for,
     last_training,
     live_line,
+    prediction_errors,
     profiling_left,
     troubles,
+    trust,
     worst_first,
 )
+from coordinator.display.run_words import RunNames
 
 NOW = 10_000.0
+NAMES = RunNames([{"run_id": "4711", "name": "digits-night"}])
 
 
 def device(name: str, state: str, **values: Any) -> dict[str, Any]:
@@ -21,6 +26,8 @@ def device(name: str, state: str, **values: Any) -> dict[str, Any]:
         **{"left_out": None, "drained": False, "fastest_epoch_s": 9.0, "sample": None, "throttled_unix_s": None},
         **{"observed_w": 20.0, "observed_limit_w": 20.0},
         **{"observed_run_id": "4711", "observed_round": 2, "is_observed_run_live": True},
+        **{"prediction_errors": None, "trust": None},
+        **{"granted_w": None, "granted_plan_id": None, "confirmed_w": None},
     }
     return {"device_id": name, "state": state, **usual, **values}
 
@@ -63,11 +70,52 @@ def test_a_device_is_hot_throttled_or_over_budget_by_what_was_seen_of_it() -> No
 
 def test_a_last_training_is_told_with_what_was_allowed_and_its_round() -> None:
     over = device("orin", "ready", observed_w=20.1)
-    assert last_training(over) == "20.1 W of 20.0 W allowed, in round 2 of run 4711"
-    assert last_training({**over, "is_observed_run_live": False}).endswith("of run 4711, which has ended")
-    assert last_training({**over, "observed_w": None}) == "no training yet"
+    assert last_training(over, NAMES) == "20.1 W of 20.0 W allowed, in round 2 of run digits-night"
+    assert last_training(over, RunNames([])).endswith("of run 4711"), "a deleted run has no name any more"
+    assert last_training({**over, "is_observed_run_live": False}, NAMES).endswith("digits-night, which has ended")
+    assert last_training({**over, "observed_w": None}, NAMES) == "no training yet"
     older = {**over, "observed_run_id": None, "observed_round": None, "is_observed_run_live": False}
-    assert last_training(older) == "20.1 W of 20.0 W allowed"
+    assert last_training(older, NAMES) == "20.1 W of 20.0 W allowed"
+
+
+def errors(trainings: int, times: tuple[float, float, float] | None, powers: tuple[float, float, float]) -> Any:
+    """Prediction errors, given the least, the most and the last ratio."""
+    ratios = {"time": times or (None, None, None), "power": powers}
+    ends = ("least", "most", "last")
+    of_ends = {
+        f"{end}_{what}_ratio": each for what, found in ratios.items() for end, each in zip(ends, found, strict=True)
+    }
+    return {"trainings": trainings, **of_ends}
+
+
+def test_predictions_that_are_far_off_are_said_beside_the_trust() -> None:
+    drifting = device("orin", "ready", trust=1.0, prediction_errors=errors(3, (1.58, 2.79, 1.58), (0.98, 1.02, 1.02)))
+    assert troubles(drifting, NOW) == ["off prediction"]
+    assert trust(drifting).startswith(
+        "100% of recent predictions not contradicted (a contradiction is a factor of 3 in"
+    )
+    assert prediction_errors(drifting) == (
+        "its last training took 58% more time, and drew 2% more watts than predicted; its last 3: in time +58% to"
+        " +179%, in watts -2% to +2%"
+    )
+    assert troubles({**drifting, "is_observed_run_live": False}, NOW) == []
+    beside_a_duty = device("orin", "ready", prediction_errors=errors(1, None, (0.9, 0.9, 0.9)))
+    assert prediction_errors(beside_a_duty) == "its last training drew 10% fewer watts than predicted"
+    assert troubles(beside_a_duty, NOW) == []
+    for time_ratio, power_ratio, is_off in ((1.25, 1.0, False), (0.74, 1.0, True), (1.0, 1.16, True)):
+        seen = errors(1, (time_ratio,) * 3, (power_ratio,) * 3)
+        assert bool(troubles(device("orin", "ready", prediction_errors=seen), NOW)) is is_off, time_ratio
+
+
+def test_a_device_that_trains_is_never_granted_nothing_without_a_reason() -> None:
+    assert granted(device("orin", "ready"), NAMES) == "nothing beyond idle power"
+    over = granted(device("orin", "training"), NAMES)
+    assert over == "nothing any more: its training is over, and it learns from it"
+    trains = device("orin", "training", granted_w=30.7, granted_plan_id="4711/3")
+    assert granted(trains, NAMES) == "30.7 W for round 3 of run digits-night, not confirmed yet"
+    assert granted({**trains, "confirmed_w": 30.7}, NAMES).endswith("night, confirmed")
+    stopped = granted({**trains, "granted_w": 0.0}, NAMES)
+    assert stopped == "nothing any more: it was told to stop its training of round 3 of run digits-night"
 
 
 def test_what_a_board_says_is_one_line_without_what_it_does_not_report() -> None:

@@ -21,13 +21,14 @@ def fleet_with_a_silent_session() -> tuple[Fleet, RoundRecord]:
     return fleet, planned
 
 
-def test_a_session_without_a_lease_is_not_trimmed_for_again_and_again() -> None:
-    fleet, _ = fleet_with_a_silent_session()
-    fleet.check_grants()
-    assert not fleet.rounds.is_trim_due
+def test_a_grant_is_sent_again_after_the_first_lease_and_a_review() -> None:
+    fleet, planned = fleet_with_a_silent_session()
+    fleet.trim()
+    assert fleet.take_orders() == []
     fleet.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
-    fleet.check_grants()
-    assert fleet.rounds.is_trim_due, "its lease has come"
+    assert fleet.take_orders() == []
+    fleet.trim()
+    assert [grant.plan_id for _, grant in fleet.take_orders()] == [planned.plan_id]
 
 
 def test_a_device_that_never_sent_a_lease_can_be_planned_once_its_grant_lapsed() -> None:
@@ -36,6 +37,8 @@ def test_a_device_that_never_sent_a_lease_can_be_planned_once_its_grant_lapsed()
     fleet.rounds.finish(planned.plan_id, [], 50.0)
     assert fleet.rounds.grants.check(LAPSED_S) == ["orin"]
     make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
+    fleet.rounds.grants.session_began("orin", LAPSED_S)
+    fleet.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
     fleet.flower.plan(RUN, 2, [ORIN_NODE], 1.0)
     fleet.trim()
     assert [device_id for device_id, _ in fleet.take_orders()] == ["orin"]
@@ -52,17 +55,9 @@ def round_that_ends_before_the_first_lease() -> Fleet:
 def test_a_round_that_ended_before_a_first_lease_does_not_hold_the_next_one_back() -> None:
     fleet = round_that_ends_before_the_first_lease()
     fleet.flower.plan(RUN, 2, [ORIN_NODE], 1.0)
+    fleet.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
     fleet.trim()
     assert [grant.plan_id for _, grant in fleet.take_orders()] == [f"{RUN}/2"]
-
-
-def test_a_forgotten_device_that_never_sent_a_lease_needs_no_more_trims() -> None:
-    fleet = round_that_ends_before_the_first_lease()
-    fleet.agents.disconnect("orin")
-    fleet.forget(["orin"])
-    fleet.trim()
-    fleet.check_grants()
-    assert not fleet.rounds.is_trim_due
 
 
 def test_a_device_that_confirms_late_is_told_of_the_budget_that_fell_meanwhile() -> None:
@@ -71,12 +66,10 @@ def test_a_device_that_confirms_late_is_told_of_the_budget_that_fell_meanwhile()
     planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
     [(_, slow)] = fleet.take_orders()
     now_s[0] = 100.0
-    fleet.check_grants()
     fleet.set_budget("site", InForce(20.0, "query", False, "the meter"))
     assert fleet.take_orders() == [], "it has not obeyed so far"
     fleet.rounds.grants.confirm("orin", slow.grant_id, planned.plan_id, GrantPhase.TRAINING)
-    fleet.check_grants()
-    assert fleet.rounds.is_trim_due
+    assert not fleet.rounds.grants.may_be_renewed("orin"), "its limit is too high now"
     fleet.trim()
     [(device_id, stop)] = fleet.take_orders()
     assert (device_id, stop.assignment) == ("orin", None)
@@ -89,7 +82,8 @@ def test_a_grant_that_never_arrived_is_sent_again_within_a_budget_that_fell() ->
     [(_, lost)] = fleet.take_orders()
     now_s[0] = 100.0
     fleet.set_budget("site", InForce(20.0, "query", False, "the meter"))
-    assert not fleet.rounds.grants.is_controllable("orin", now_s[0]), "it has not confirmed the grant in time"
+    counted_on = fleet.rounds.grants.counted_on(fleet.agents.is_connected, now_s[0])
+    assert not counted_on.believed, "it has not confirmed the grant in time"
     fleet.rounds.grants.session_began("orin", now_s[0])
     fleet.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
     fleet.trim()

@@ -280,6 +280,7 @@ class FleetMachine(RuleBasedStateMachine):
             assert part.is_given_up or part.plan_id in {record.plan_id for record in changed}
             part.tell(known.grant.limit_w)
         assert self.expected_w() <= max(self.budget_w, least_w), "what can be told to keep the watts is"
+        assert self.fleet.untrimmed_w() == {"site": 0.0}
         assert all(record.plan.planned_w == self.expected_w() for record in changed)
 
     @rule()
@@ -381,8 +382,9 @@ class FleetMachine(RuleBasedStateMachine):
                 assert part.is_over or known.is_given_up == part.is_given_up
 
     @invariant()
-    def a_trim_is_due_or_what_can_be_told_is(self) -> None:
-        assert self.fleet.rounds.is_trim_due or not self.tellable() or self.expected_w() <= self.budget_w
+    def an_excess_that_a_trim_would_end_is_shown(self) -> None:
+        excess_w = max(0.0, self.expected_w() - self.budget_w) if self.tellable() else 0.0
+        assert self.fleet.untrimmed_w() == {"site": pytest.approx(excess_w)}
 
     @invariant()
     def the_site_was_observed_when_every_chosen_device_was(self) -> None:

@@ -142,7 +142,9 @@ def test_a_late_device_of_an_ended_run_is_given_up_by_a_restart() -> None:
     before = small_fleet()
     record = late_round(before)
     before.flower.finish_run(RUN, "")
-    grant = restarted(before, stored=StoredGrants(120.0, {"nano": GivenUpTraining("nano", record.plan_id)})).rounds.grants.of("nano")
+    grant = restarted(
+        before, stored=StoredGrants(120.0, {"nano": GivenUpTraining("nano", record.plan_id)})
+    ).rounds.grants.of("nano")
     assert grant is not None and grant.is_given_up
 
 

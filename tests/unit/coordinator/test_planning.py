@@ -47,7 +47,7 @@ async def test_a_round_whose_server_was_killed_keeps_its_devices_for_a_while_onl
     fleet.flower.start_run("next", "FedAvg", 1)
     for waited_s in (0.0, 2 * duration_s + 600.0):
         now_s = 1_000.0 + waited_s
-        with pytest.raises(NoDevicesError, match=f"orin is ready, and part of round {RUN}/1"):
+        with pytest.raises(NoDevicesError, match=f"orin is ready, and part of round 1 of run {RUN}"):
             await plan("next")
     now_s += 1.0
     preview = await planning.preview("next", False, 1.0)
@@ -180,6 +180,17 @@ async def test_a_device_that_goes_while_a_round_is_planned_is_left_out() -> None
     record = await planning(fleet, policy, story)
     assert set(record.nodes) == {"orin"}
     assert fleet.agents.get("orin").profiled_modes == 51
+
+
+async def test_a_device_that_is_forgotten_while_a_round_is_planned_is_left_out() -> None:
+    policy = SlowPolicy()
+    fleet = small_fleet(policy=policy)
+
+    async def story(service: PlanningServicer) -> None:
+        fleet.agents.disconnect("nano")
+        fleet.forget(["nano"])
+
+    assert set((await planning(fleet, policy, story)).nodes) == {"orin"}
 
 
 async def test_watts_that_fall_while_a_round_is_planned_are_never_granted() -> None:

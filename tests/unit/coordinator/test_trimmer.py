@@ -17,7 +17,7 @@ from tests.fakes.obedient_devices import confirm_all
 from tests.fakes.recording_store import RecordingStore
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 from wattfleet.budgets import InForce
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 
 class Told(Orders):
@@ -31,6 +31,19 @@ class Told(Orders):
 
     def send_due(self, only: str | None = None) -> None:
         self.device_ids += confirm_all(self.fleet)
+
+
+class Unanswered(Orders):
+    """Records which devices would be sent orders; none is sent."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self.fleet = fleet
+        self.device_ids: list[str] = []
+
+    def send_due(self, only: str | None = None) -> None:
+        changed, first = self.fleet.rounds.grants.due()
+        self.device_ids += changed + first
 
 
 async def looked(fleet: Fleet, writer: Writer, told: Told, times: int = 1) -> None:
@@ -99,8 +112,32 @@ async def test_what_goes_wrong_with_a_look_is_logged_once_and_it_is_looked_again
     monkeypatch.setattr(Fleet, "trim", trim)
     await looked(fleet, writer, told, times=5)
     await writer.close()
-    assert (attempts, told.device_ids) == (3, ["nano"]), "until it succeeds, and no more"
+    assert (attempts, told.device_ids) == (5, ["nano"])
     assert caplog.text.count("rounds in flight could not be trimmed") == 1
+
+
+async def test_a_confirmation_after_its_time_out_and_before_the_next_look_is_followed_by_an_order() -> None:
+    """40 W, one link stalls; 10.1 s later 15 W, and at once the link is back. The next look is 0.1 s later."""
+    now_s = [0.0]
+    fleet, writer = small_fleet(now_s=lambda: now_s[0]), Writer(RecordingStore())
+    fleet.flower.plan(RUN, 1, NODES, 1.0)
+    confirm_all(fleet)
+    fleet.set_budget("site", InForce(40.0, "query", False, "the meter"))
+    [(device_id, lower)] = fleet.take_orders()
+    told = Unanswered(fleet)
+    now_s[0] = 9.2
+    await looked(fleet, writer, told)
+    now_s[0] = 10.1
+    fleet.set_budget("site", InForce(15.0, "query", False, "the meter"))
+    confirm_all(fleet)
+    fleet.rounds.grants.confirm(device_id, lower.grant_id, lower.plan_id, GrantPhase.TRAINING, now_s[0])
+    assert sum(fleet.draw.elsewhere_w(frozenset()).values()) > 15.0, "it keeps to its part of the 40 W"
+    now_s[0] = 10.2
+    await looked(fleet, writer, told)
+    assert told.device_ids == [device_id]
+    confirm_all(fleet)
+    assert sum(fleet.draw.elsewhere_w(frozenset()).values()) <= 15.0
+    await writer.close()
 
 
 def test_watts_are_looked_at_again_where_a_look_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +146,7 @@ def test_watts_are_looked_at_again_where_a_look_failed(monkeypatch: pytest.Monke
     monkeypatch.setattr("coordinator.state.fleet.trim_rounds", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fleet.set_budget("site", InForce(20.0, "query", False, "the meter"))
-    assert fleet.rounds.is_trim_due
+    assert fleet.untrimmed_w()["site"] > 0
     monkeypatch.undo()
     fleet.trim()
-    assert not fleet.rounds.is_trim_due
+    assert fleet.untrimmed_w() == {"site": 0.0}

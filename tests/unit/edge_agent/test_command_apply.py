@@ -117,7 +117,7 @@ def test_nvpmodel_applies_a_preset_and_prints_what_a_reboot_would_do(tmp_path, r
     assert run("apply", "15W").code == 0 and nvpmodel.mode_id == 1
     run("restore")
     before = jetson.everything()
-    refused(run("apply", "10W"), 1, "needs a reboot, so the old mode was kept", "nothing was changed")
+    refused(run("apply", "10W"), 1, "needs a reboot, so it was not applied", "nothing was changed")
     assert jetson.everything() == before and not kept(state).exists() and not nvpmodel.rebooted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,12 @@ def test_a_name_that_cannot_be_kept_serves_this_run(tmp_path: Path, caplog: pyte
     (tmp_path / "file").write_text("in the way of a folder")
     assert len(installation_name(tmp_path / "file" / "installation")) == 32
     assert "cannot be written" in caplog.text
+
+
+def test_other_users_may_not_enter_a_new_or_an_existing_state_directory(tmp_path: Path) -> None:
+    for folder in (tmp_path / "new", tmp_path / "old"):
+        if folder.name == "old":
+            installation_name(folder / "installation")
+            folder.chmod(0o755)
+        installation_name(folder / "installation")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o750

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.span_file import SpanFile
 from edge_agent.serving.device_turns import Batching, DeviceTurns
-from edge_agent.serving.served_spans import SpanFile
+from edge_agent.serving.served_spans import ServedSpan
 from edge_agent.serving.serving_board import ServingBoard
 from edge_agent.serving.simulated_duty import LARGEST_BATCH, SWITCH_MS, served, simulated_duty
 from wattfleet.choosing import KnownModes
@@ -21,7 +22,7 @@ class World:
     def __init__(self, folder, duty="mobilenetv3:60:500", kind="agx-orin", seed=0):
         self.simulated = SimulatedDevice(kind, seed)
         self.turns = DeviceTurns(self.simulated.clock.now_s, switch_ms=SWITCH_MS)
-        self.file = SpanFile(folder / "served.jsonl")
+        self.file = SpanFile(folder / "served.jsonl", ServedSpan)
         self.board = ServingBoard(self.simulated, self.turns, simulated_duty(duty), seed, self.file)
         self.board.begin()
 

@@ -6,8 +6,17 @@ import pytest
 
 from edge_agent.devices.virtual.board_parameters import board_parameters
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.span_file import DatedWork, SpanFile, record_work
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, PowerMode, array_to_modes, modes_to_array, read_profile
+from wattfleet.modes import (
+    BOARDS,
+    PowerMode,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+    modes_to_array,
+    read_profile,
+)
 from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
 
 EPOCH_MINIBATCHES = 3125
@@ -171,3 +180,44 @@ def test_it_is_near_the_real_board_but_not_the_same(corpora, kind, corpus):
     minibatch_ms, training_mw = SimulatedDevice(kind, 0).truth(real.modes)
     for simulated, measured in ((minibatch_ms, real.minibatch_ms), (training_mw, real.power_mw)):
         assert 0.01 < np.median(np.abs(simulated / measured - 1)) < 0.08
+
+
+def test_its_work_is_reported_mode_by_mode_with_the_time_and_the_energy_of_each():
+    board, found = SimulatedDevice("orin-nano", 3), []
+    board.on_work = found.append
+    low, high = array_to_modes(board.modes[[0, -1]])
+    before = board.activity().energy_mj
+    training = None
+    for mode in (low, high):
+        board.apply(mode)
+        board.clock.sleep_s(2.0)  # it waits, which is no work
+        if training is None:
+            training = board.begin_training(Workload("any", WorkloadFacts(batch=16)))
+        training.minibatches_ended([0.1] * 30, lambda index, ended_s: True)
+    training.finish(100)
+    assert [span.mode for span in found] == [low], "the second mode is still in force"
+    board.apply(low)
+    board.apply(low)
+    assert [span.mode for span in found] == [low, high]
+    waited_j = sum(board.load(mode).idle_mw * 2.0 / 1e3 for mode in (low, high))
+    drawn_j = (board.activity().energy_mj - before) / 1e3
+    assert sum(span.energy_j for span in found) == pytest.approx(drawn_j - waited_j, rel=1e-6)
+    assert sum(span.end_s - span.begin_s for span in found) == pytest.approx(board.clock.now_s() - 4.0)
+    of_one_step = board.load(high, Workload("any", WorkloadFacts(batch=16)))
+    steps = 100 - 60 + 30
+    assert found[1].end_s - found[1].begin_s == pytest.approx(steps * of_one_step.minibatch_ms / 1e3, rel=0.1)
+    assert found[1].energy_j / (found[1].end_s - found[1].begin_s) == pytest.approx(
+        of_one_step.power_mw / 1e3, rel=0.05
+    )
+
+
+def test_its_work_is_kept_in_a_file_with_dates_and_a_restarted_board_writes_nothing(tmp_path):
+    board = SimulatedDevice("orin-nano", 3)
+    record_work(board, tmp_path / "work.jsonl", lambda: 1234.5)
+    high = array_to_modes(board.modes[-1:])[0]
+    board.run(10)
+    board.restarted(1).run(10)
+    board.apply(high)
+    (kept,) = SpanFile(tmp_path / "work.jsonl", DatedWork).read()
+    assert (kept.begin_s, kept.ended_unix_s, kept.mode) == (0.0, 1234.5, BOARDS["orin-nano"].space.highest)
+    assert kept.energy_j == pytest.approx(board.activity().energy_mj / 1e3)

@@ -17,6 +17,7 @@ from edge_agent.runtime.states import (
     TrainingAborted,
     TrainingBegan,
     TrainingEnded,
+    TrainingParked,
     TrainingRejected,
     decide,
 )
@@ -32,6 +33,7 @@ TABLE = [
     (DeviceState.PROFILING, ProfileEnded(repeated=True), DeviceState.READY, "parked; profiled again", FRONT),
     (DeviceState.READY, TrainingBegan("4c"), DeviceState.TRAINING, "training in 4c", NOTHING),
     (DeviceState.DEGRADED, TrainingBegan("4c"), DeviceState.TRAINING, "training in 4c", NOTHING),
+    (DeviceState.TRAINING, TrainingParked("learns"), DeviceState.TRAINING, "parked; learns", NOTHING),
     (DeviceState.TRAINING, TrainingEnded(), DeviceState.READY, "parked", FRONT),
     (DeviceState.TRAINING, TrainingEnded(failed=True), DeviceState.READY, "parked", NOTHING),
     (DeviceState.TRAINING, TrainingEnded(drift="slower"), DeviceState.PROFILING, "profiling again: slower", AGAIN),
@@ -83,6 +85,7 @@ def test_a_device_that_was_to_be_measured_is_not_ready_before_it_was(state, even
         (DeviceState.PROFILING, TrainingBegan("4c")),
         (DeviceState.TRAINING, TrainingBegan("4c")),
         (DeviceState.READY, TrainingEnded()),
+        (DeviceState.READY, TrainingParked("learns")),
         (DeviceState.TRAINING, ModeMeasured("measured 4c")),
         (DeviceState.ENROLLED, DeviceFailed("no permission")),
         (DeviceState.TRAINING, PreparationRestarted("new reference")),
@@ -108,7 +111,7 @@ def test_a_device_is_ready_only_if_parked_and_unavailable_only_during_recovery(e
         if decision.state is DeviceState.READY and decision.detail is not None:
             assert decision.detail.startswith("parked")
         if decision.state is DeviceState.TRAINING:
-            assert state in MAY_TRAIN or isinstance(event, DeviceRecovered)
+            assert state in MAY_TRAIN or isinstance(event, DeviceRecovered | TrainingParked)
         if isinstance(event, DeviceFailed):
             assert decision.state is DeviceState.DEGRADED
         state = decision.state

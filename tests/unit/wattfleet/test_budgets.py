@@ -256,7 +256,12 @@ def test_the_fallback_says_why_it_is_in_force() -> None:
     late = NOW + timedelta(seconds=61)
     assert RULE.in_force(NOW, None) == InForce(40, "query", True, "no reading yet")
     assert RULE.in_force(NOW, None, "no answer").reason == "no reading yet: no answer"
-    assert RULE.in_force(late, Reading(120, NOW), "no answer").reason == "no reading for 60 s: no answer"
+    at = f"{NOW.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    stale = RULE.in_force(late, Reading(120, NOW), "no answer").reason
+    assert stale == f"the newest reading may be from {at}, over 60 s ago: no answer"
+    assert RULE.in_force(late + timedelta(hours=1), Reading(120, NOW), "no answer").reason == stale, "logged once"
+    early = RULE.in_force(NOW - timedelta(seconds=61), Reading(120, NOW)).reason
+    assert early == f"the newest reading is from {at}, in the future: was the clock set back?"
     assert RULE.in_force(NOW, Reading(120, NOW), "no answer") == InForce(120, "query", False, "measured")
 
 

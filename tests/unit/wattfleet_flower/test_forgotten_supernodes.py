@@ -125,7 +125,7 @@ def test_an_enrolled_board_returns_once_the_superlink_has_registered_it(
         pull(client)
     assert superlink.seen == [8]
     assert "revoked" not in caplog.text
-    assert caplog.text.count("does not know this SuperNode's key; trying again") == 1
+    assert caplog.text.count("does not accept this SuperNode yet; trying again") == 1
 
 
 def test_both_threads_of_a_supernode_return_as_one_node() -> None:

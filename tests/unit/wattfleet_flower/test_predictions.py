@@ -45,3 +45,6 @@ def test_what_is_not_known_is_none_or_without_an_interval() -> None:
     assert values(predicted.epoch_s) == [40.0] * 3
     assert (predicted.batch, predicted.profiled_modes) == (None, 0)
     assert training_prediction(assignment(batch=16, profiled_modes=7), 1.0).batch == 16
+    assert not predicted.is_length_assumed
+    assumed = training_prediction(assignment(length_assumed=True), 1.0)
+    assert assumed.is_length_assumed and assumed.to_record("", True)["length-assumed"] is True

@@ -74,6 +74,20 @@ def test_the_group_may_read_it_and_nobody_else(
     assert (folder / KEY).stat().st_gid == os.getgid()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a group")
+@pytest.mark.parametrize(("before", "gid"), [(0o750, 4321), (0o755, 0)])
+def test_the_group_may_enter_the_state_directory_if_other_users_may_not(
+    tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch, before: int, gid: int
+) -> None:
+    monkeypatch.setattr(grp, "getgrnam", lambda name: SimpleNamespace(gr_gid=4321))
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(before)
+    write_supernode(state / "supernode", SuperNodeKey.create(), identity)
+    assert (mode(state), state.stat().st_gid) == (before, gid)
+    assert (state / "supernode" / KEY).stat().st_gid == 4321
+
+
 def test_a_renewal_changes_everything_but_the_key(tmp_path: Path, identity: Identity) -> None:
     folder = tmp_path / "supernode"
     write_supernode(folder, SuperNodeKey.create(), identity)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from wattfleet_io.atomic_files import open_regular_file, read_regular_file, replace_file, require_own_folder
+from wattfleet_io.atomic_files import (
+    close_to_others,
+    make_state_folder,
+    open_regular_file,
+    read_regular_file,
+    replace_file,
+    require_own_folder,
+)
 
 
 @pytest.fixture
@@ -112,3 +120,37 @@ def test_an_ordinary_user_may_use_any_folder(folder: Path, monkeypatch: pytest.M
     folder.chmod(0o777)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     require_own_folder(folder)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_other_users_may_not_enter_a_new_state_folder(folder: Path) -> None:
+    make_state_folder(folder / "state" / "workloads")
+    make_state_folder(folder / "state" / "workloads")
+    assert [mode_of(folder / each) for each in ("state", "state/workloads")] == [0o750, 0o750]
+    (folder / "file").write_text("in the way")
+    with pytest.raises(OSError, match="exists"):
+        make_state_folder(folder / "file")
+
+
+@pytest.mark.parametrize(("before", "after"), [(0o755, 0o750), (0o777, 0o770), (0o700, 0o700)])
+def test_an_existing_folder_is_closed_to_other_users(folder: Path, before: int, after: int) -> None:
+    folder.chmod(before)
+    close_to_others(folder)
+    assert mode_of(folder) == after
+    close_to_others(folder / "absent")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_folder_that_others_use_stays_open(folder: Path) -> None:
+    folder.chmod(0o755)
+    (folder / "file").write_text("theirs")
+    os.chown(folder / "file", 1234, 1234)
+    close_to_others(folder)
+    assert mode_of(folder) == 0o755
+    (folder / "file").unlink()
+    os.chown(folder, 1234, 1234)
+    close_to_others(folder)
+    assert mode_of(folder) == 0o755

@@ -1,135 +1,177 @@
-"""What rounds would have cost with other methods, compared with sums by hand of the boards' true values."""
+"""The baselines and random draws, compared with sums by hand of the boards' true values."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from edge_agent.devices.mode_names import presets_of
 from edge_agent.devices.selection import open_virtual_board
-from wattfleet.modes import Workload, array_to_modes
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.virtual_board import VirtualBoard, step_times_s
+from edge_agent.runtime.readiness import parked_mode
+from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.modes import PowerMode, Workload, WorkloadFacts, array_to_modes
 from wattfleet.prediction import warmup_s
-from wattfleet_simulation.baselines import MAXN, PLAIN_FLOWER, PRESETS, TrueBoard, compared, summary
+from wattfleet_simulation.baselines import (
+    PlainFlower,
+    Presets,
+    TrainedBoards,
+    TrueBoard,
+    random_draw,
+    true_boards,
+)
+from wattfleet_simulation.devices import DEFAULT_FLEET, device_specs
+from wattfleet_simulation.digits_app.task import Minibatches, device_data
+from wattfleet_simulation.settings import SimulatedApp
 
-EPOCHS, MINIBATCHES, IDLE_W = 2.0, 40, 6.0
+APP, SEED, EPOCHS = SimulatedApp("perceptron", 32), 3, 2.0
+STATED = Workload("any", WorkloadFacts(parameters=9_610))
+PACED = Workload("any", WorkloadFacts(parameters=9_610, batch=32))
 
 
 @pytest.fixture(scope="module")
-def boards() -> dict[str, TrueBoard]:
-    kinds = {"orin": "agx-orin", "nano": "orin-nano", "nx": "orin-nx"}
-    return {
-        name: TrueBoard(open_virtual_board(f"simulated:{kind}", 3), Workload("any"), MINIBATCHES, IDLE_W)
-        for name, kind in kinds.items()
+def truth() -> dict[str, TrueBoard]:
+    """The demo's boards with an app, none of which has trained."""
+    opened = {
+        device_id: open_virtual_board(spec, 1000 * SEED + k)
+        for k, (device_id, spec) in enumerate(device_specs(DEFAULT_FLEET, []))
     }
+    return true_boards(APP, STATED, SEED, opened)
 
 
-def cost(board: TrueBoard, mode: tuple[int, ...]) -> tuple[float, float]:
-    """Seconds and watts of a training in one mode."""
-    modes = np.array([mode])
-    milliseconds, milliwatts = board.board.truth(modes, board.workload)
-    start_s = float(warmup_s(modes, milliseconds, board.board.mean_first_gcycles)[0])
-    return start_s + EPOCHS * MINIBATCHES * float(milliseconds[0]) / 1e3, float(milliwatts[0]) / 1e3
+def mean_ms(board: VirtualBoard, mode: PowerMode) -> float:
+    """The mean of a minibatch's skewed time: its times at all quantiles of the jitter, weighted by their density."""
+    assert isinstance(board, SimulatedDevice)
+    deviations = np.linspace(-6, 6, 2_001)
+    density = np.exp(-(deviations**2) / 2)
+    times_s = step_times_s(board.load(mode, PACED), deviations)
+    return 1e3 * float((times_s * density).sum() / density.sum())
 
 
-def test_maxn_is_the_highest_clocks_of_the_same_devices(boards: dict[str, TrueBoard]) -> None:
-    found = compared(boards, ["nano", "orin"], EPOCHS, 1.0, 0)[MAXN]
-    parts = [cost(boards[name], tuple(boards[name].board.modes.max(axis=0))) for name in ("nano", "orin")]
-    assert found == pytest.approx(
-        {
-            "duration_s": max(seconds for seconds, _ in parts),
-            "site_w": IDLE_W + sum(watts for _, watts in parts),
-            "training_j": sum(seconds * watts for seconds, watts in parts),
-            "over_budget_share": 1.0,
-        }
-    )
+def counted(partition: int, devices: int) -> int:
+    """The minibatches of an epoch that a device trains, one by one."""
+    return sum(1 for _ in Minibatches(device_data(partition, devices, SEED), APP.batch_size, 0))
 
 
-def test_plain_flower_is_the_mean_of_all_draws_in_maxn(boards: dict[str, TrueBoard]) -> None:
-    alone = [compared(boards, [name], EPOCHS, 1e3, 0)[MAXN] for name in boards]
-    found = compared(boards, ["orin"], EPOCHS, 1e3, 0)[PLAIN_FLOWER]
-    assert found is not None
-    assert found["duration_s"] == pytest.approx(np.mean([each["duration_s"] for each in alone if each is not None]))
+def cost(board: VirtualBoard, mode: PowerMode, minibatches: float) -> tuple[float, float]:
+    """Seconds and watts of a training."""
+    modes, step_ms = np.array([mode], dtype=float), mean_ms(board, mode)
+    start_s = float(warmup_s(modes, np.array([step_ms]), board.mean_first_gcycles)[0])
+    return start_s + minibatches * step_ms / 1e3, float(board.truth(modes, PACED)[1][0]) / 1e3
 
 
-def test_plain_flower_draws_as_many_devices_and_the_others_idle(boards: dict[str, TrueBoard]) -> None:
-    in_maxn = {name: cost(each, tuple(each.board.modes.max(axis=0))) for name, each in boards.items()}
-    draws = [[in_maxn[name] for name in pair] for pair in itertools.combinations(boards, 2)]
-    site_w = [IDLE_W + sum(watts for _, watts in draw) for draw in draws]
-    budget_w = sorted(site_w)[1]  # one of the three draws exceeds this
-    assert compared(boards, ["orin", "nx"], EPOCHS, budget_w, 0)[PLAIN_FLOWER] == pytest.approx(
-        {
-            "duration_s": np.mean([max(seconds for seconds, _ in draw) for draw in draws]),
-            "site_w": np.mean(site_w),
-            "training_j": np.mean([sum(seconds * watts for seconds, watts in draw) for draw in draws]),
-            "over_budget_share": 1 / 3,
-        }
-    )
+def highest(board: VirtualBoard) -> PowerMode:
+    return PowerMode(*map(int, board.modes.max(axis=0)))
 
 
-def test_presets_are_the_fastest_combination_within_the_budget(boards: dict[str, TrueBoard]) -> None:
-    chosen, budget_w = ["nano", "nx"], 45.0
-    costs = []
-    for name in chosen:
-        board = boards[name].board
-        offered = set(array_to_modes(board.modes))
-        costs.append([cost(boards[name], mode) for mode in presets_of(board).values() if mode in offered])
-    within = [
-        (max(seconds for seconds, _ in combination), site_w, sum(seconds * watts for seconds, watts in combination))
-        for combination in itertools.product(*costs)
-        if (site_w := IDLE_W + sum(watts for _, watts in combination)) <= budget_w
-    ]
-    found = compared(boards, chosen, EPOCHS, budget_w, 0)[PRESETS]
-    assert found is not None and within
-    assert found["duration_s"] == pytest.approx(min(within)[0]) and found["over_budget_share"] == 0
-    assert any((found["duration_s"], found["site_w"], found["training_j"]) == pytest.approx(each) for each in within)
-    assert compared(boards, chosen, EPOCHS, 10.0, 0)[PRESETS] is None, "no combination keeps 10 W"
+def parked_w(board: VirtualBoard) -> float:
+    assert isinstance(board, SimulatedDevice)
+    return board.load(parked_mode(board)).idle_mw / 1e3
 
 
-def test_the_summary_is_about_observed_rounds_alone() -> None:
-    way = {"duration_s": 10.0, "site_w": 50.0, "training_j": 400.0, "over_budget_share": 1.0}
-    seen = {
-        "training_j": 300.0,
-        "observed_duration_s": 12.0,
-        "observed_site_w": 30.0,
-        "site_budget_held": True,
-        "baselines": {PLAIN_FLOWER: way, MAXN: way, PRESETS: None},
+def test_boards_that_never_trained_count_with_their_own_epochs_and_minibatches(truth: dict[str, TrueBoard]) -> None:
+    lengths = [counted(partition, len(truth)) for partition in range(len(truth))]
+    assert [board.minibatches_per_epoch for board in truth.values()] == lengths
+    assert len(set(lengths)) == len(lengths), "every device has its own"
+    for board, length in zip(truth.values(), lengths, strict=True):
+        seconds, watts = cost(board.board, highest(board.board), EPOCHS * length)
+        own = board.highest
+        assert own.warmup_s[0] + EPOCHS * own.epoch_s[0] == pytest.approx(seconds)
+        assert own.power_w[0] == pytest.approx(watts)
+        assert board.idle_w == pytest.approx(parked_w(board.board))
+
+
+def test_boards_train_as_long_and_draw_as_much_as_their_true_values_say(truth: dict[str, TrueBoard]) -> None:
+    modes = {device_id: highest(truth[device_id].board) for device_id in ("agx-orin-1", "orin-nano-0")}
+    fleet = TrainedBoards(truth, noise=5)
+    for _ in range(2):
+        work = fleet.train(modes, EPOCHS)
+        assert set(work) == set(modes)
+        for device_id, spans in work.items():
+            partition = list(truth).index(device_id)
+            seconds, watts = cost(truth[device_id].board, modes[device_id], EPOCHS * counted(partition, len(truth)))
+            assert sum(span.end_s - span.begin_s for span in spans) == pytest.approx(seconds, rel=0.05)
+            assert sum(span.energy_j for span in spans) / seconds == pytest.approx(watts, rel=0.1)
+            assert {span.mode for span in spans} == {modes[device_id]}
+    assert truth["agx-orin-1"].board.clock.now_s() == 0.0, "the given boards are left as they are"
+
+
+def test_plain_flower_draws_as_many_devices_as_fit_in_maxn(truth: dict[str, TrueBoard]) -> None:
+    budget_w = 70.0
+    idle_w = sum(parked_w(board.board) for board in truth.values())
+    extra_w = {
+        device_id: cost(board.board, highest(board.board), 1)[1] - parked_w(board.board)
+        for device_id, board in truth.items()
     }
-    slow = {name: {**way, "duration_s": 99.0} for name in (PLAIN_FLOWER, MAXN, PRESETS)}
-    unseen = [{**seen, figure: None, "baselines": slow} for figure in ("training_j", "observed_duration_s")]
-    own, plain, maxn, presets = summary([seen, *unseen])
-    assert (own["rounds"], own["duration_s"], own["training_j"], own["over_budget_share"]) == (1, 12.0, 300.0, 0.0)
-    assert plain["duration_s"] == maxn["duration_s"] == 10.0
-    assert (presets["rounds"], presets["duration_s"]) == (0, None)
+    drawn = [PlainFlower(truth, budget_w, SEED).modes(number) for number in range(1, 200)]
+    for modes in drawn:
+        assert modes == {device_id: highest(truth[device_id].board) for device_id in modes}
+        left_w = budget_w - idle_w - sum(extra_w[device_id] for device_id in modes)
+        assert left_w >= 0
+        assert all(extra_w[device_id] > left_w for device_id in truth if device_id not in modes), "another one fits"
+    assert {device_id for modes in drawn for device_id in modes} == set(truth)
+    assert len({frozenset(modes) for modes in drawn}) > 4, "each round has a draw of its own"
+    assert PlainFlower(truth, budget_w, SEED).modes(7) == drawn[6]
+    with pytest.raises(InfeasibleBudgetError, match="no board fits into 50 W in MAXN"):
+        PlainFlower(truth, 50.0, SEED).modes(1)
 
 
-def test_the_summary_is_the_mean_of_the_rounds() -> None:
-    rounds = [
-        {
-            "training_j": joules,
-            "observed_duration_s": seconds,
-            "observed_site_w": watts,
-            "site_budget_held": held,
-            "baselines": {
-                PLAIN_FLOWER: {
-                    "duration_s": 2 * seconds,
-                    "site_w": 50.0,
-                    "training_j": 400.0,
-                    "over_budget_share": share,
-                },
-                MAXN: {"duration_s": 8.0, "site_w": 2 * watts, "training_j": joules / 2, "over_budget_share": 1.0},
-                PRESETS: None
-                if held
-                else {"duration_s": 7.0, "site_w": 9.0, "training_j": 5.0, "over_budget_share": 0.0},
-            },
+def test_presets_are_the_fastest_combination_of_the_drawn_devices_within_the_budget(
+    truth: dict[str, TrueBoard],
+) -> None:
+    budget_w = 70.0
+    idle_w = sum(parked_w(board.board) for board in truth.values())
+    drawn = [Presets(truth, budget_w, SEED, EPOCHS, 3).modes(number) for number in range(1, 5)]
+    for modes in drawn:
+        choices = []
+        for device_id in modes:
+            board = truth[device_id].board
+            length = EPOCHS * counted(list(truth).index(device_id), len(truth))
+            offered = set(array_to_modes(board.modes))
+            presets = [mode for mode in presets_of(board).values() if mode in offered]
+            choices.append({mode: cost(board, mode, length) for mode in presets})
+        parked = sum(parked_w(truth[device_id].board) for device_id in modes)
+        within = {
+            combination: max(choice[mode][0] for choice, mode in zip(choices, combination, strict=True))
+            for combination in itertools.product(*choices)
+            if idle_w - parked + sum(choice[mode][1] for choice, mode in zip(choices, combination, strict=True))
+            <= budget_w
         }
-        for joules, seconds, watts, held, share in ((100.0, 4.0, 20.0, True, 0.5), (300.0, 8.0, 40.0, False, 0.25))
-    ]
-    columns = ("duration_s", "site_w", "training_j", "over_budget_share", "rounds")
-    assert [tuple(row[name] for name in columns) for row in summary(rounds)] == [
-        (6.0, 30.0, 200.0, 0.5, 2),
-        (12.0, 50.0, 400.0, 0.375, 2),
-        (8.0, 60.0, 100.0, 1.0, 2),
-        (7.0, 9.0, 5.0, 0.0, 1),
-    ]
+        assert within[tuple(modes.values())] == pytest.approx(min(within.values()))
+    assert [len(modes) for modes in drawn] == [3] * len(drawn)
+    assert len({frozenset(modes) for modes in drawn}) > 1, "each round has a draw of its own"
+    assert len(Presets(truth, budget_w, SEED, EPOCHS).modes(1)) == 3, "half of the devices"
+    with pytest.raises(InfeasibleBudgetError):
+        Presets(truth, 40.0, SEED, EPOCHS).modes(1)
+
+
+def test_a_random_draw_gets_the_same_modes_and_true_lengths_as_the_selection(truth: dict[str, TrueBoard]) -> None:
+    def fastest_s(devices: Sequence[str], budget_w: float) -> float:
+        """The shortest round of two devices, by trying all pairs of modes that are Pareto-optimal."""
+        one, other = (truth[each].best for each in devices)
+        idle_w = sum(board.idle_w for device_id, board in truth.items() if device_id not in devices)
+        site_w = one.power_w[:, None] + other.power_w + idle_w
+        own_s, other_s = (front.warmup_s + EPOCHS * front.epoch_s for front in (one, other))
+        return float(np.maximum(own_s[:, None], other_s)[site_w <= budget_w].min())
+
+    chosen, budget_w = ("agx-orin-0", "orin-nx-0"), 65.0
+    found = random_draw(truth, chosen, EPOCHS, budget_w, 0)
+    durations_s = [fastest_s(pair, budget_w) for pair in itertools.combinations(truth, 2)]
+    assert (found["draws"], found["over_budget"]) == (15, 0)
+    assert found["selected_duration_s"] == pytest.approx(fastest_s(chosen, budget_w))
+    assert found["mean_duration_s"] == pytest.approx(np.mean(durations_s))
+    assert found["worst_duration_s"] == pytest.approx(max(durations_s))
+
+
+def test_draws_from_many_devices_are_uniform(truth: dict[str, TrueBoard]) -> None:
+    # One of 13 boards is slow. It is in 3 of 13 sets of three, and in few of the first sets in order.
+    many = {f"agx-{number:02}": truth["agx-orin-0"] for number in range(12)} | {"nano": truth["orin-nano-0"]}
+    ids = list(many)
+    drawn, with_it = (random_draw(many, chosen, EPOCHS, 1e4, 0) for chosen in (ids[:3], ids[-3:]))
+    fast_s, slow_s = drawn["selected_duration_s"], with_it["selected_duration_s"]
+    assert drawn["draws"] == 200, "not all 286 sets"
+    assert (drawn["mean_duration_s"] - fast_s) / (slow_s - fast_s) == pytest.approx(3 / 13, abs=0.05)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.selection import open_virtual_board
+from edge_agent.devices.virtual.span_file import SpanFile
 from edge_agent.paths import SERVED_FILE
-from edge_agent.serving.served_spans import ServedSpan, SpanFile
+from edge_agent.serving.served_spans import ServedSpan
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet_simulation.devices import SimulatedDevice
@@ -63,7 +64,7 @@ def span(begin_s: float, latencies_ms: list[float], minibatches: int = 0) -> Ser
 
 
 def test_the_report_has_latencies_and_training_on_one_time_axis(tmp_path: Path) -> None:
-    file = SpanFile(tmp_path / SERVED_FILE)
+    file = SpanFile(tmp_path / SERVED_FILE, ServedSpan)
     for each in (span(100, [20] * 10), span(110, [20] * 10), span(120, [400, 600, *[300] * 8], 20), span(900, [30])):
         file.append(each)
     part = {"device": "a", "predicted_epoch_s": 12.0, "observed_epoch_s": 10.0, "length_assumed": False}

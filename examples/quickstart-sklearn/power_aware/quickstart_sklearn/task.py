@@ -10,6 +10,8 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
 
+from wattfleet_flower import profiled, until_deadline
+
 DIGITS = np.arange(10)
 PIXELS = 64
 TEST_IMAGES = 360
@@ -71,7 +73,7 @@ def load_data(partition_id: int, num_partitions: int, batch_size: int) -> Batche
 def train(model: SGDClassifier, batches: Batches, epochs: int) -> float:
     """Train in place, and return the loss after the last epoch."""
     for _ in range(epochs):
-        for images, labels in batches:
+        for images, labels in until_deadline(profiled(batches)):
             model.partial_fit(images, labels, classes=DIGITS)
     return float(log_loss(batches.labels, model.predict_proba(batches.images), labels=DIGITS))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.fronts import front
-from wattfleet.planning import Assignment, Contradiction, Trust, contradiction_of
+from wattfleet.planning import Assignment, Contradiction, PredictionError, Trust, contradiction_of
 
 FRONT = front((10, 40), (20, 20))
 
@@ -50,7 +50,7 @@ def test_an_uncertain_prediction_is_contradicted_later() -> None:
 def after(*contradicted: bool) -> Trust:
     trust = Trust()
     for each in contradicted:
-        trust = trust.after(contradiction(100.0, 40.0) if each else None)
+        trust = trust.after(contradiction(100.0, 40.0) if each else None, PredictionError(10.0, 1.0))
     return trust
 
 

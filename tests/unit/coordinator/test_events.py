@@ -1,0 +1,249 @@
+"""Events of devices, runs and budgets: what is an event, what is none, and what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from coordinator.errors import SourceFailedError
+from coordinator.services.event_log import EventLog
+from coordinator.state.event_records import EventRecord
+from coordinator.state.fleet import Fleet
+from coordinator.state.names import default_run_name, distinct_run_name
+from coordinator.state.records import DeviceRecord
+from tests.fakes.small_fleet import NODES, RUN, restarted, small_fleet
+from tests.fakes.watched_budgets import METER, NOON, Watched, run
+from wattfleet.budgets import ConstantBudget, DailySchedule, InForce, Override
+from wattfleet.errors import InvalidInputError
+from wattfleet_proto.board_sample import BoardSample
+from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.run_names import label_of, require_labels, require_run_name
+
+
+class Events:
+    """The events of a fleet, in virtual time."""
+
+    def __init__(self, fleet: Fleet, stored: Iterable[DeviceRecord] = ()) -> None:
+        self.fleet = fleet
+        self.found: list[EventRecord] = []
+        self.now = NOON
+        self.log = EventLog(
+            fleet, self.found.append, stored=stored, now=lambda: self.now, now_s=lambda: self.now.timestamp()
+        )
+        for device in fleet.agents.devices.values():
+            if fleet.agents.is_connected(device.device_id):
+                self.log.connected(device)
+
+    def pass_s(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+        self.log.check()
+
+    def report(self, device_id: str, state: DeviceState, detail: str = "", modes: int = 50) -> None:
+        before = self.fleet.agents.get(device_id)
+        self.log.reported(before, self.fleet.agents.report_state(device_id, state, modes, detail))
+
+    def disconnect(self, device_id: str, is_expected_back: bool = False) -> None:
+        self.log.disconnected(self.fleet.agents.disconnect(device_id), is_expected_back)
+
+    def connect(self, device_id: str) -> None:
+        self.log.connected(self.fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096))
+
+    def taken(self) -> list[str]:
+        """The events since the last call."""
+        texts = [f"{each.device_id or each.run_id or each.supply} {each.text}" for each in self.found]
+        self.found.clear()
+        return texts
+
+
+@pytest.fixture
+def events() -> Events:
+    found = Events(small_fleet())
+    assert found.taken() == [f"{each} connected for the first time: agx-orin" for each in ("orin", "nano")]
+    return found
+
+
+def test_trainings_and_short_absences_are_no_events(events: Events) -> None:
+    for state in (DeviceState.TRAINING, DeviceState.READY):
+        events.report("orin", state)
+    events.disconnect("orin")
+    events.pass_s(9)
+    events.connect("orin")
+    events.pass_s(60)
+    events.disconnect("nano", is_expected_back=True)
+    events.pass_s(60)
+    assert events.taken() == []
+
+
+def test_a_device_that_stays_away_is_offline_since_its_session_ended(events: Events) -> None:
+    events.disconnect("orin")
+    events.pass_s(11)
+    [offline] = events.found
+    assert (offline.text, offline.at, offline.needs_attention, offline.supply) == ("offline", NOON, True, "site")
+    events.pass_s(709)
+    events.connect("orin")
+    assert events.taken()[1:] == ["orin connected again after 12 min"]
+    events.log.missing(["nano"])
+    assert events.taken() == ["nano offline"]
+
+
+def test_states_that_keep_a_device_out_of_rounds_are_events_with_their_reason(events: Events) -> None:
+    events.report("orin", DeviceState.DEGRADED, "no sensor answers")
+    events.disconnect("orin")
+    events.connect("orin")  # in its first moment it has reported no state
+    events.report("orin", DeviceState.DEGRADED, "no sensor answers")
+    events.report("orin", DeviceState.READY)
+    events.report("orin", DeviceState.PROFILING, "measured 1 of 20")
+    events.report("orin", DeviceState.PROFILING, "measured 2 of 20")
+    events.report("orin", DeviceState.READY, modes=20)
+    assert events.taken() == [
+        "orin degraded: no sensor answers",
+        "orin no longer degraded",
+        "orin measures power modes: measured 1 of 20",
+        "orin has measured 20 power modes",
+    ]
+    events.fleet.agents.refuse_front("orin", "999 W are implausible")
+    events.log.device_changed("orin")
+    assert events.taken() == ["orin left out of rounds: 999 W are implausible"]
+
+
+def test_a_training_over_its_watts_and_a_hot_board_are_events_once(events: Events) -> None:
+    fleet = events.fleet
+    record = fleet.flower.plan(RUN, 1, NODES, 1.0)
+    planned = record.plan.assignment_of("orin")
+    assert planned is not None
+    fleet.observe("orin", record.plan_id, 1.58 * planned.epoch_s, planned.power_limit_w + 1)
+    fleet.samples.report("orin", BoardSample(temperature_c=88.4))
+    for _ in range(3):
+        events.log.device_changed("orin")
+    texts = events.taken()
+    assert texts[0] == "orin hot: 88 °C"
+    assert texts[1].startswith("orin over budget: drew ") and texts[1].endswith(f"allowed, in round 1 of run {RUN}")
+    assert texts[2].startswith("orin off prediction: took 58% more time, and drew") and len(texts) == 3
+    events.disconnect("orin")
+    fleet.samples.forget(["orin"])
+    events.connect("orin")
+    assert events.taken() == ["orin no longer hot"]
+
+
+def test_after_a_restart_devices_that_return_are_no_events_and_those_missing_are() -> None:
+    before = small_fleet()
+    before.agents.report_state("nano", DeviceState.PROFILING, 3, "")
+    events = Events(restarted(before), before.agents.devices.values())
+    for device_id, state in (("orin", DeviceState.READY), ("nano", DeviceState.PROFILING)):
+        events.connect(device_id)
+        events.report(device_id, state)
+    assert events.taken() == []
+    events.report("nano", DeviceState.READY)
+    assert events.taken() == ["nano has measured 50 power modes"]
+
+
+def test_a_change_of_a_budget_says_who_from_what_and_to_what() -> None:
+    night = DailySchedule.of(ZoneInfo("UTC"), {"06:00-18:00": 200, "18:00-06:00": 80})
+    watched = Watched({"site": ConstantBudget(300), "rack": METER, "night": night})
+    events = Events(small_fleet())
+    events.found.clear()
+    watched.watch._on_event = events.log.budget_changed  # noqa: SLF001 - the fake builds the watch
+
+    async def scenario(w: Watched) -> None:
+        assert events.taken() == [], "what is in force at the start is no change"
+        w.watch.override("site", Override(120.0, NOON + timedelta(hours=2)), "operator anna")
+        set_ = events.found[-1]
+        assert (set_.supply, set_.kind, set_.caller, set_.needs_attention) == ("site", "budget", "operator anna", False)
+        assert set_.text.startswith("from 300 W to 120 W, set by the operator until 2026-06-01 ")
+        w.watch.override("site", None, "operator bob")
+        assert events.found[-1].caller == "operator bob"
+        assert events.taken()[1:] == ["site from 120 W to 300 W: the override was cleared (constant)"]
+        w.watch.override("site", Override(120.0, w.clock.now() + timedelta(seconds=30)), "operator anna")
+        await w.clock.advance(60)
+        assert events.taken()[1:] == ["site from 120 W to 300 W: the override has ended (constant)"]
+        w.meter.answer = 90.0
+        await w.clock.advance(600)
+        assert events.taken() == [], "readings of a query are no events"
+        w.meter.answer = SourceFailedError("no route")
+        await w.clock.advance(600)
+        w.meter.answer = 95.0
+        await w.clock.advance(30)
+        fallback, back = events.found
+        assert fallback.text.startswith("from 90 W to 40 W: the fallback of its query, the newest reading may be from")
+        assert (fallback.needs_attention, fallback.caller, back.needs_attention) == (True, "", False)
+        assert back.text == "from 40 W to 95 W: its query has a value again"
+        events.found.clear()
+        await w.clock.advance(6 * 3600)
+        assert events.taken() == ["night from 200 W to 80 W: schedule, 18:00-06:00 UTC"]
+
+    run(scenario, watched)
+
+
+def test_a_fallback_at_the_start_is_an_event() -> None:
+    watched = Watched({"rack": METER}, SourceFailedError("no route"))
+    events = Events(small_fleet())
+    events.found.clear()
+    watched.watch._on_event = events.log.budget_changed  # noqa: SLF001 - the fake builds the watch
+
+    async def scenario(w: Watched) -> None:
+        assert events.taken() == ["rack 40 W in force: the fallback of its query, no reading yet: no route"]
+
+    run(scenario, watched)
+
+
+def test_assumed_budgets_and_runs_leave_no_event(events: Events) -> None:
+    events.fleet.copy().set_budget("site", InForce(20.0, "operator", False, "assumed"))
+    assert events.taken() == []
+
+
+# --- names of runs ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_name_gets_that_of_its_app_and_its_time() -> None:
+    at = datetime(2026, 7, 14, 15, 32, tzinfo=timezone.utc)
+    when = f"{at.astimezone():%m%d-%H%M}"
+    for app, begin in (
+        ("acme/digits", "digits"),
+        ("digits", "digits"),
+        ("", "run"),
+        ("acme/", "run"),
+        ("acme/my app\x1b", "my-app-"),
+    ):
+        name = default_run_name(app, at)
+        assert name == f"{begin}-{when}"
+        require_run_name(name)
+    require_run_name(default_run_name("a/" + 300 * "x", at))
+
+
+def test_two_runs_never_have_the_same_name() -> None:
+    fleet = small_fleet()
+    names = [fleet.flower.start_run(f"r{k}", "FedAvg", 1, name="night").name for k in range(3)]
+    assert names == ["night", "night-2", "night-3"]
+    assert fleet.flower.start_run("r1", "FedAvg", 1, name="day", labels={"lr": "1"}).name == "night-2", (
+        "it keeps its own"
+    )
+    longest = 60 * "x"
+    assert distinct_run_name(longest, {longest}) == 58 * "x" + "-2"
+
+
+@pytest.mark.parametrize("name", ["", " ", "two words", "4711", 61 * "x", "bell\a", "line\nbreak"])
+def test_a_name_that_cannot_be_shown_or_looks_like_an_id_is_refused(name: str) -> None:
+    with pytest.raises(
+        InvalidInputError, match="a run's name must have 1 to 60 printable characters, no spaces and not"
+    ):
+        require_run_name(name)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [{"": "x"}, {"a b": "x"}, {"a=b": "x"}, {"a": ""}, {"a": "\x1b[31m"}, {41 * "k": "v"}, {"k": 101 * "v"}]
+    + [{str(k): "v" for k in range(17)}],
+)
+def test_labels_that_cannot_be_shown_are_refused(labels: dict[str, str]) -> None:
+    with pytest.raises(InvalidInputError, match="label"):
+        require_labels(labels)
+
+
+def test_a_label_is_written_with_an_equals_sign() -> None:
+    assert label_of("lr=0.1") == ("lr", "0.1")
+    assert label_of("path=a=b") == ("path", "a=b")
+    with pytest.raises(InvalidInputError, match="a label is written as KEY=VALUE, such as site=lab, not 'lr'"):
+        label_of("lr")
