@@ -82,11 +82,12 @@ def test_the_reference_has_every_group_of_commands_and_its_options(site: Path) -
         assert f"wattfleet {name}" in commands
     assert "--site-budget-w" in commands
     assert "[never|rarely|often]" in commands
+    assert "WATTFLEET_COORDINATOR_DEVICES_STATE, _TAG" in commands
 
 
 def test_the_reference_has_settings_with_their_defaults(site: Path) -> None:
     settings = text(site / "reference/settings.html")
-    assert "WATTFLEET_COORDINATOR_" in settings
+    assert "WATTFLEET_COORDINATOR_STORE_KEEP_DAYS" in settings
     assert "Export metrics of individual devices" in settings
     assert "Default: all devices." in settings
 
