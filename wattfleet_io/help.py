@@ -45,12 +45,17 @@ class Help(click.Context):
         for title, rows in _panels(self).items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-        parameters = self.command.get_params(self)
-        if names := [str(each.envvar) for each in settable_options(parameters) if each.envvar]:
-            prefix = str(getattr(self.command, "prefix", prefix_of(self.command_path.split())))
+        if text := variables_text(self):
             formatter.write_paragraph()
-            formatter.write_text(f"Variables: {_in_one_line(names, prefix)}.")
+            formatter.write_text(text)
         return formatter.getvalue().rstrip()
+
+
+def variables_text(ctx: click.Context) -> str:
+    """Return a sentence with the environment variables of a command's options; empty if there are none."""
+    names = [str(each.envvar) for each in settable_options(ctx.command.get_params(ctx)) if each.envvar]
+    prefix = str(getattr(ctx.command, "prefix", prefix_of(ctx.command_path.split())))
+    return f"Variables: {_in_one_line(names, prefix)}." if names else ""
 
 
 def settable_options(parameters: Iterable[click.Parameter]) -> Iterator[click.Option]:

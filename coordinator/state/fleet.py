@@ -511,8 +511,7 @@ def _copied(value: _T, done: dict[int, object]) -> _T:
         value: a part of the state.
         done: the copies by the `id` of their originals, so that parts refer to each other in the copy, too.
     """
-    kind = type(value)
-    if not _changes(kind):
+    if not _changes(type(value)):  # type: ignore[arg-type]  # a class is hashable
         return value
     if (known := done.get(id(value))) is not None:
         return cast(_T, known)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(_HERE))  # mkdocs loads this file alone
 import links  # noqa: E402
 import reference  # noqa: E402
 
-_ASSETS = ("style.css", "focus.js")
+_ASSETS = ("style.css", "focus.js", "iframe-worker.js")
 _GENERATED = {"commands": reference.commands, "settings": reference.settings, "protocol": reference.protocol}
 
 

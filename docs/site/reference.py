@@ -15,6 +15,8 @@ from coordinator.settings import CoordinatorSettings
 from edge_agent.settings import ENVIRONMENT_PREFIX as AGENT_PREFIX
 from edge_agent.settings import AgentSettings
 from wattfleet_io.cli import wattfleet
+from wattfleet_io.help import variables_text
+from wattfleet_io.settings.loading import variable_of
 from wattfleet_io.settings.model import Settings, keys_of
 
 _PROTOCOL = Path(__file__).parents[2] / "proto" / "wattfleet_proto" / "v1"
@@ -31,6 +33,8 @@ def commands() -> str:
         if rows:
             lines += ["", "| argument or option | meaning |", "|---|---|"]
             lines += [f"| {_code(name)} | {_cell(_prose(text))} |" for name, text in rows if name != "--help"]
+        if variables := variables_text(context):
+            lines += ["", variables]
     return "\n".join(lines) + "\n"
 
 
@@ -40,7 +44,7 @@ def settings() -> str:
         "# Settings",
         "",
         "An option wins over its environment variable, and that over the settings file. A key `keep_days` of the table"
-        f" `store` is `{COORDINATOR_PREFIX}STORE__KEEP_DAYS` in the environment.",
+        f" `store` is `{variable_of(COORDINATOR_PREFIX, 'store.keep_days')}` in the environment.",
     ]
     models: list[tuple[str, str, type[Settings]]] = [
         ("The coordinator", COORDINATOR_PREFIX, CoordinatorSettings),

@@ -149,6 +149,14 @@ async def test_in_the_middle_of_a_round_the_one_after_it_is_previewed(site: Coor
         assert (new_run["run_id"], new_run["round"], new_run["assumed_ended"]) == (None, 1, [plan.plan_id])
 
 
+async def test_a_newer_run_that_has_ended_does_not_hide_the_one_that_goes_on(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        _agents = await client.two_ready()
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN_AFTER, strategy="FedAvg", rounds=1))
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN_AFTER))
+        assert (await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())).run_id == RUN
+
+
 async def test_any_supply_can_be_assumed_to_have_other_watts(site: CoordinatorSettings) -> None:
     async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()

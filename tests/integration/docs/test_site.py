@@ -82,11 +82,12 @@ def test_the_reference_has_every_group_of_commands_and_its_options(site: Path) -
         assert f"wattfleet {name}" in commands
     assert "--site-budget-w" in commands
     assert "[never|rarely|often]" in commands
+    assert "WATTFLEET_COORDINATOR_DEVICES_STATE, _TAG" in commands
 
 
 def test_the_reference_has_settings_with_their_defaults(site: Path) -> None:
     settings = text(site / "reference/settings.html")
-    assert "WATTFLEET_COORDINATOR_" in settings
+    assert "WATTFLEET_COORDINATOR_STORE_KEEP_DAYS" in settings
     assert "Export metrics of individual devices" in settings
     assert "Default: all devices." in settings
 
@@ -122,6 +123,11 @@ def test_the_search_knows_every_page_of_the_menu(site: Path) -> None:
     assert any(each.startswith("reference/commands.html#wattfleet-coordinator-budget-set") for each in found)
 
 
+def test_the_search_of_opened_files_is_the_same(site: Path) -> None:
+    inlined = (site / "search/search_index.js").read_text()
+    assert inlined == f"var __index = {(site / 'search/search_index.json').read_text()}"
+
+
 async def check(tab: Browsed, host: str, page: str) -> None:
     await tab.page.goto(f"http://{host}/{page}")
     assert await tab.accessibility_problems(only_serious=True) == [], page
@@ -153,3 +159,30 @@ async def test_the_site_in_a_browser_is_accessible_and_asks_no_other_host(host: 
         await tab.page.set_viewport_size({"width": 390, "height": 844})
         await check(tab, host, "reference/settings.html")
         assert tab.complaints == [] and tab.elsewhere == []
+
+
+async def cut_off(tab: Browsed) -> list[str]:
+    """The first line of each drawing that is wider than its place on the page."""
+    found: list[str] = await tab.page.evaluate(
+        "[...document.querySelectorAll('.md-content pre code')]"
+        ".filter(each => each.textContent.includes('+---') && each.scrollWidth > each.clientWidth)"
+        ".map(each => each.textContent.trim().split('\\n')[0])"
+    )
+    return found
+
+
+@pytest.mark.timeout(600)
+async def test_pages_opened_as_files_can_be_searched_and_their_drawings_fit(site: Path) -> None:
+    async with browsing("", viewport={"width": 1280, "height": 900}, color_scheme="light") as tab:
+        await tab.page.goto((site / "flower.html").as_uri())
+        await search(tab, "supernode certificate")
+        result = tab.page.locator(".md-search-result__link").first
+        await result.click()
+        assert tab.page.url.startswith(site.as_uri()) and ".html" in tab.page.url
+        assert tab.complaints == [] and not [each for each in tab.elsewhere if not each.startswith("file:")]
+        for page, widths in {"architecture.html": [1280], "how-it-works.html": [1280, 390]}.items():
+            for width in widths:
+                await tab.page.set_viewport_size({"width": width, "height": 900})
+                await tab.page.goto((site / page).as_uri())
+                assert await tab.page.locator("pre code", has_text="+---").count() == 1
+                assert await cut_off(tab) == [], f"{page} at {width} px"
