@@ -152,7 +152,6 @@ class RoundPlanning:
             self._fleet.flower.run(run_id)  # not deleted meanwhile
             plan_id = self._fleet.rounds.grants.measure(run_id, plan.assignments, plan.measuring)
             self._fleet.rounds.grants.pending.hold_back(plan_id)  # until it is stored
-            self._fleet.rounds.is_trim_due = True
         await self._repository.save()
         self._fleet.rounds.grants.pending.let_go(plan_id)
         self._orders.send_due()

@@ -32,7 +32,7 @@ from coordinator.state.records import (
     StoredRecord,
     SupplyOverride,
 )
-from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
+from coordinator.state.stored_grants import GrantLifetime
 from coordinator.store import checksums, identity_rows
 from coordinator.store.backups import SIDECARS, check_file, copy_file
 from coordinator.store.database import READS, database_url, open_engine, typed_opening_errors
@@ -223,7 +223,7 @@ def _carry_runs(found: CarriedOver, backup: StoredState, former: StoredState, ha
         elif known is not None and run.finished and not known.finished:
             runs[run_id] = run
     found.ended = list(runs)
-    given_up = set(former.grants.given_up.values())
+    given_up = {each.plan_id for each in former.grants.given_up.values()}
     rounds: list[RoundRecord] = [
         each
         for each in former.rounds
@@ -236,9 +236,10 @@ def _carry_runs(found: CarriedOver, backup: StoredState, former: StoredState, ha
     carried = {each.plan_id for each in rounds}
     found.records += [*runs.values(), *rounds]
     found.records += [
-        GivenUpTraining(device_id, plan_id)
-        for device_id, plan_id in former.grants.given_up.items()
-        if plan_id in carried or has_round(plan_id)
+        each
+        for each in former.grants.given_up.values()
+        if each.limit_w is not None
+        or (each.plan_id is not None and (each.plan_id in carried or has_round(each.plan_id)))
     ]
     if former.grants.lifetime_s > backup.grants.lifetime_s:
         found.records.append(GrantLifetime(former.grants.lifetime_s))

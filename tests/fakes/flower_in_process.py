@@ -234,12 +234,11 @@ class PlannerStub:
     duration_s: float = 20.0
     enough_replies: int = 0
     of_assumed_length: Collection[str] = ()
-    measured: Mapping[str, int] = field(default_factory=dict)
+    measured: dict[str, int] = field(default_factory=dict)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     plans: dict[str, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
     surveys: list[Sequence[str]] = field(default_factory=list)
     beside: list[Sequence[str]] = field(default_factory=list)
-    measured: dict[str, int] = field(default_factory=dict)
     before_get_plan: bool = False
     before_predictions: bool = False
 
