@@ -218,7 +218,6 @@ class PlannerStub:
         calls: the requests, in order.
         surveys: devices to grant a survey at the next requests for one, as far as they were requested.
         beside: devices to let measure beside the next rounds, likewise.
-        measured: number of modes that each device has measured.
         before_predictions: whether its protocol is 2.0, which neither predicts nodes nor states uncertainties.
     """
 
