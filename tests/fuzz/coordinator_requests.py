@@ -105,6 +105,7 @@ def _planning() -> dict[str, Message]:
         ),
         "ResolveNodes": planning_pb2.ResolveNodesRequest(node_ids=KNOWN_NODES),
         "PlanRound": planning_pb2.PlanRoundRequest(run_id=RUN, round=1, node_ids=KNOWN_NODES, epochs=1.0),
+        "PlanMeasuring": planning_pb2.PlanMeasuringRequest(run_id=RUN, node_ids=KNOWN_NODES, epochs=1.0, survey_s=20.0),
         "PredictNodes": planning_pb2.PredictNodesRequest(run_id=RUN, node_ids=KNOWN_NODES, epochs=1.0),
         "GetPlan": planning_pb2.GetPlanRequest(plan_id=_PLAN),
         "FinishRound": planning_pb2.FinishRoundRequest(plan_id=_PLAN, wall_s=30.0, results=[result]),
