@@ -11,7 +11,7 @@ from edge_agent.learning.observation import Observed
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.runtime.granted_training import GrantedTraining
-from edge_agent.session.held_grant import Grant
+from edge_agent.session.held_grant import Grant, Measuring
 from edge_agent.settings import WorkloadSettings
 from edge_agent.workloads.step import StepTimes
 from tests.worlds.agent import App, Device
@@ -42,7 +42,14 @@ class Knobs:
         self.mode: PowerMode | None = None
         self.is_lowered = False
 
-    def start(self, learner: OnlineLearner, mode: PowerMode, epochs: float, power_limit_w: float) -> None:
+    def start(
+        self,
+        learner: OnlineLearner,
+        mode: PowerMode,
+        epochs: float,
+        power_limit_w: float,
+        measuring: Measuring | None = None,
+    ) -> None:
         self.is_lowered = False
         self.reassign(mode, power_limit_w)
 

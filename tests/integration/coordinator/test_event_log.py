@@ -47,7 +47,9 @@ async def test_the_log_tells_of_each_state_of_a_device_and_each_round(
             await client.planning.FinishRound(finish)
         await nano.goodbye()
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="the app crashed"))
-        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="other", strategy="FedAvg", rounds=3))
+        await client.planning.StartRun(
+            planning_pb2.StartRunRequest(run_id="other", name="other", strategy="FedAvg", rounds=3)
+        )
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id="other", error="stopped by SIGTERM"))
     states = [each["state"] for each in fields_of(caplog, "nano ")]
     assert states == ["enrolled", "ready", "profiling", "ready", "offline"], "progress is no line at this level"

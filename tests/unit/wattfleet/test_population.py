@@ -25,6 +25,7 @@ SPREADS = Spreads(
     board=np.array([0.4, 0.2]),
     unknown_board=np.diag([4.0, 1.0]),
     anywhere=Prior.correlated(np.array([1.0, -1.0]), np.diag([4.0, 9.0])),
+    share_of_board=0.2,
 )
 LOW, HIGH = np.diag([30.0, 20.0]), np.array([[900.0, 200.0], [200.0, 500.0]])
 CASES = [

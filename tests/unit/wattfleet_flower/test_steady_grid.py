@@ -41,6 +41,7 @@ class UnsteadyGrid(GridOfNodes):
         self.requests: dict[str, int] = {}
         self.is_taken = is_taken
         self._stored: dict[int, str] = {}
+        self._alive: list[Message] = []  # so that no two messages have the same `id`
 
     def get_node_ids(self) -> Iterable[int]:
         self._ask("nodes")
@@ -57,6 +58,7 @@ class UnsteadyGrid(GridOfNodes):
         finally:
             # As in Flower, the same message is stored once: its id is a digest of it.
             ids = super().push_messages(fresh)
+            self._alive += fresh
             self._stored.update({id(each): message_id for each, message_id in zip(fresh, ids, strict=True)})
         return [self._stored[id(each)] for each in messages]
 
