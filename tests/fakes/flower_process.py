@@ -153,6 +153,8 @@ def serve_rounds(settings: FlowerSettings) -> None:
                 # The plan's seconds are in the simulated boards' time.
                 allowance_s=None,
                 patience_s=10.0,
+                survey_s=None,
+                measures_left_out=False,
             )
             try:
                 strategy.start(GridOfNodes(settings, run_id, pool), arrays, num_rounds=settings.rounds, timeout=60.0)

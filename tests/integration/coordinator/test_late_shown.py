@@ -109,7 +109,12 @@ async def test_a_run_with_a_quorum_plans_around_the_late_device(config: Coordina
             return MetricRecord({"accuracy": 0.1 * number})
 
         strategy = PowerAware(
-            FedAvg(fraction_evaluate=0.0), client.bound.address, quorum=Quorum(replies=1), clock=grid.clock
+            FedAvg(fraction_evaluate=0.0),
+            client.bound.address,
+            quorum=Quorum(replies=1),
+            survey_s=None,
+            measures_left_out=False,
+            clock=grid.clock,
         )
         await asyncio.to_thread(strategy.start, grid, ARRAYS, num_rounds=4, evaluate_fn=evaluated)
         seen = (await client.rounds()).rounds

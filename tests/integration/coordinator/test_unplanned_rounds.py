@@ -259,6 +259,8 @@ async def test_a_run_through_an_outage_is_shown_whole(config: CoordinatorSetting
             link,
             clock=grid.clock,
             on_coordinator_away="unplanned",
+            survey_s=None,
+            measures_left_out=False,
         )
 
         def evaluated(number: int, arrays: Any) -> MetricRecord:

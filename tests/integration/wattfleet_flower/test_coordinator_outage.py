@@ -42,7 +42,14 @@ def test_the_plain_strategy_does_not_wait_for_missing_nodes(warnings: WarningLog
 
 def test_a_coordinator_that_is_back_plans_again_and_gets_pending_reports(warnings: WarningLog) -> None:
     grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"])
-    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, on_coordinator_away="unplanned")
+    strategy = PowerAware(
+        FedAvg(fraction_evaluate=0.0),
+        planner,
+        clock=grid.clock,
+        on_coordinator_away="unplanned",
+        survey_s=None,
+        measures_left_out=False,
+    )
     away = {1: True, 2: False}
 
     def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -65,7 +72,14 @@ def test_a_coordinator_lost_during_a_round_gets_its_results_later() -> None:
         return trained(message)
 
     grid.nodes[B].train = train
-    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, on_coordinator_away="unplanned")
+    strategy = PowerAware(
+        FedAvg(fraction_evaluate=0.0),
+        planner,
+        clock=grid.clock,
+        on_coordinator_away="unplanned",
+        survey_s=None,
+        measures_left_out=False,
+    )
     strategy.start(grid, ARRAYS, num_rounds=3)
     assert [request.round for request in planner.asked("PlanRound")] == [1, 3], "the second round is not planned"
     told = [request.plan_id.split("/")[1] for request in planner.asked("FinishRound")]
@@ -100,7 +114,7 @@ def test_reports_wait_in_order_while_the_coordinators_disk_is_full(rounds: int, 
 
     grid.nodes[B].train = train
     clock = FullFor(grid.clock, planner, 20.0)
-    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=clock)
+    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=clock, survey_s=None, measures_left_out=False)
     strategy.start(grid, ARRAYS, num_rounds=rounds, evaluate_fn=lambda number, arrays: MetricRecord({"accuracy": 0.1}))
     round_by_round = ["PlanRound", "FinishRound", "ReportMetrics"]
     told = [method for method, _ in planner.calls if method != "ResolveNodes"]
@@ -138,7 +152,9 @@ def test_nodes_that_a_restored_coordinator_does_not_know_are_bound_again() -> No
             planner.nodes.clear()
         return MetricRecord({"accuracy": 0.1})
 
-    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock)
+    strategy = PowerAware(
+        FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, survey_s=None, measures_left_out=False
+    )
     strategy.start(grid, ARRAYS, num_rounds=2, evaluate_fn=restored)
     assert planner.nodes == KNOWN
     assert len(grid.trainings()) == 2 * len(KNOWN)
@@ -147,7 +163,9 @@ def test_nodes_that_a_restored_coordinator_does_not_know_are_bound_again() -> No
 
 def test_an_app_that_configures_rounds_after_its_run_starts_it_again() -> None:
     grid, planner = GridOfNodes(fleet()), PlannerStub()
-    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock)
+    strategy = PowerAware(
+        FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, survey_s=None, measures_left_out=False
+    )
     strategy.start(grid, ARRAYS, num_rounds=1)
     assert list(strategy.configure_train(2, ARRAYS, ConfigRecord(), grid))
     assert [method for method, _ in planner.calls if method != "ResolveNodes"][-3:] == [
@@ -186,7 +204,12 @@ def test_a_restarted_coordinator_is_reached_again(monkeypatch: pytest.MonkeyPatc
     server, port = served(planner)
     servers = [server]
     strategy = PowerAware(
-        FedAvg(fraction_evaluate=0.0), f"127.0.0.1:{port}", clock=grid.clock, on_coordinator_away="unplanned"
+        FedAvg(fraction_evaluate=0.0),
+        f"127.0.0.1:{port}",
+        clock=grid.clock,
+        on_coordinator_away="unplanned",
+        survey_s=None,
+        measures_left_out=False,
     )
 
     def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:

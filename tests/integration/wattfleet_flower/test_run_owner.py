@@ -30,7 +30,9 @@ def test_every_change_of_a_run_carries_the_secret_of_its_app() -> None:
     tokens = []
     for _ in range(2):
         grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"])
-        strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock)
+        strategy = PowerAware(
+            FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, survey_s=None, measures_left_out=False
+        )
         strategy.start(grid, ARRAYS, num_rounds=1, evaluate_fn=evaluated)
         sent = {method: {request.run_token for request in planner.asked(method)} for method in _CHANGES}
         [token] = set().union(*sent.values())
@@ -58,7 +60,14 @@ def test_a_start_that_was_kept_and_then_refused_goes_on_under_the_next_id(warnin
         planner.away = number == 0
         return MetricRecord({"accuracy": 0.1})
 
-    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, on_coordinator_away="unplanned", clock=grid.clock)
+    strategy = PowerAware(
+        FedAvg(fraction_evaluate=0.0),
+        planner,
+        on_coordinator_away="unplanned",
+        clock=grid.clock,
+        survey_s=None,
+        measures_left_out=False,
+    )
     strategy.start(grid, ARRAYS, num_rounds=2, evaluate_fn=back)
     assert [request.run_id for request in planner.asked("PlanRound")] == [f"{RUN_ID}-2"]
     assert [request.run_id for request in planner.asked("FinishRun")] == [f"{RUN_ID}-2"]

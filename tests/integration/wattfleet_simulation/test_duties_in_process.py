@@ -52,6 +52,8 @@ def test_rounds_are_trained_beside_requests(tmp_path: Path, monkeypatch: pytest.
             fleet.addresses.address,
             workload="vision",
             patience_s=60.0,
+            survey_s=None,
+            measures_left_out=False,
         )
         grid = InProcessGrid(app, fleet.nodes(), {})
         strategy.start(grid, ArrayRecord([np.zeros(1_000, dtype=np.float32)]), num_rounds=ROUNDS)

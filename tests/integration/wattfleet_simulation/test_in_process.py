@@ -83,6 +83,8 @@ def _train(fleet: RunningFleet, grid: InProcessGrid, rounds: int, strategy: Powe
         fleet.addresses.address,
         workload=BUILT_IN,
         patience_s=0.5,
+        survey_s=None,
+        measures_left_out=False,
     )
     initial = ArrayRecord(DigitsNet().state_dict())
     strategy.start(grid, initial, num_rounds=rounds, evaluate_fn=_evaluated)
@@ -171,7 +173,9 @@ def test_another_strategy_and_a_broken_node(folder: Path, fits_in_this_process: 
     with running_fleet(folder, FLEET, policy=PolicySettings(name="all"), site_budget_w=200.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         median = FedMedian(fraction_evaluate=0.0, min_available_nodes=3)
-        strategy = PowerAware(median, fleet.addresses.address, workload=BUILT_IN)
+        strategy = PowerAware(
+            median, fleet.addresses.address, workload=BUILT_IN, survey_s=None, measures_left_out=False
+        )
         _train(fleet, grid, 1, strategy)
         lost = fleet.nodes().keys() - {min(fleet.nodes())}
         grid.broken = {max(lost)}

@@ -80,6 +80,8 @@ def train(
         fleet.addresses.address,
         workload=workload,
         patience_s=20.0,
+        survey_s=None,
+        measures_left_out=False,
     )
     initial = ArrayRecord([np.zeros(parameters, dtype=np.float32)])
     strategy.start(InProcessGrid(app, fleet.nodes(), {}, run_id), initial, num_rounds=rounds)

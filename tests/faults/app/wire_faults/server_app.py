@@ -56,4 +56,6 @@ def main(grid: Grid, context: Context) -> None:
         workload="faults",
         allowance_s=float(config["allowance-s"]),
         patience_s=60.0,
+        survey_s=None,
+        measures_left_out=False,
     ).start(grid, ArrayRecord([np.zeros(4, dtype=np.float32)]), num_rounds=int(config["rounds"]), timeout=120)

@@ -61,6 +61,8 @@ def main(grid: Grid, context: Context) -> None:
         workload="noted-rounds",
         allowance_s=float(config["allowance-s"]),
         patience_s=60.0,
+        survey_s=None,
+        measures_left_out=False,
     ).start(
         grid,
         ArrayRecord([np.zeros(4, dtype=np.float32)]),
