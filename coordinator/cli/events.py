@@ -36,9 +36,7 @@ def events(
     since: Annotated[
         str | None, typer.Option(help="Show only events of this last period, such as 12h or 7d. Default: all.")
     ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, help="Show at most this many events, the newest.")
-    ] = _SHOWN,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many events, the newest.")] = _SHOWN,
     watch: WatchOption = False,
     json_: JsonOption = False,
 ) -> None:

@@ -24,9 +24,7 @@ _NO_SUCH_RUN = "no run has these labels: leave out --label to list all"
 
 
 def runs(
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Show at most this many runs, the newest.")
-    ] = _SHOWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many runs, the newest.")] = _SHOWN,
     label: Annotated[
         list[str] | None,
         typer.Option(

@@ -141,7 +141,6 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round; a retried request returns the plan that was made."""
         self._flower.require_owner(request.run_id, request.run_token, peer_of(context))
-        self._flower.require_live(request.run_id)
         _require_round(request.round)
         return await _message(
             await self._planning.plan(request.run_id, request.round, request.node_ids, epochs_of_request(request))

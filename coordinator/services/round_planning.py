@@ -99,6 +99,7 @@ class RoundPlanning:
         """
         await self._repository.load_round(plan_id_of(run_id, number))
         if not self._fleet.flower.is_planned(run_id, number):
+            self._fleet.flower.require_live(run_id)
             await self._repository.load_history(run_id)
             await self._await_fronts(run_id, node_ids)
             async with self._lock:  # each plan depends on the previous one

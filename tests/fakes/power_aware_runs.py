@@ -67,6 +67,8 @@ def run(
     **options: Any,
 ) -> Result:
     strategy = strategy or FedAvg(fraction_evaluate=0.0)
+    # Most tests are not about measuring.
+    options = {"survey_s": None, "measures_left_out": False, **options}
     wrapped = PowerAware(strategy, planner, clock=grid.clock, **options)
     return wrapped.start(grid, ARRAYS, num_rounds=rounds, timeout=timeout)
 

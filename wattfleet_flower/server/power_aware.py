@@ -236,10 +236,12 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         node_ids = self._late.without_resting(self._late.free_nodes(grid, node_ids), server_round)
         node_ids = [node_id for node_id in node_ids if node_id not in busy]
         written: list[Message] = []
+        asked: set[int] = set()
 
         def write(wanted: Sequence[int]) -> list[Message]:
             """Have the strategy write its messages, once in a round, since some strategies change with each call."""
             if not written:
+                asked.update(wanted)
                 listed = SelectedNodesGrid(grid, wanted)
                 with sampling_all(self.strategy):
                     written.extend(self.strategy.configure_train(server_round, arrays, config, listed))
@@ -255,7 +257,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             beside = self._measurements.plan_beside(grid, server_round, left_out)
             messages = write([*sent.node_ids, *(each.node_id for each in beside.assignments)])
             self._measurements.send(grid, beside, messages)
-            messages = [each for each in messages if each.metadata.dst_node_id in sent.node_ids]
+            # A message to a node that the strategy was not asked for is dropped with a warning.
+            unused = asked - set(sent.node_ids)
+            messages = [each for each in messages if each.metadata.dst_node_id not in unused]
         else:
             selected = SelectedNodesGrid(grid, sent.node_ids)
             with sampling_at_most(self.strategy, len(sent.node_ids)):

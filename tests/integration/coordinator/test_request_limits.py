@@ -113,7 +113,7 @@ async def test_bindings_that_are_skipped_are_logged_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("size", "answer"), [(60_000, "1 to 208 printable characters"), (900_000, "too large: at most 65,536 bytes")]
+    ("size", "answer"), [(60_000, "1 to 230 printable characters"), (900_000, "too large: at most 65,536 bytes")]
 )
 async def test_huge_observations_leave_a_short_log(
     config: CoordinatorSettings, caplog: pytest.LogCaptureFixture, size: int, answer: str

@@ -58,7 +58,9 @@ async def test_a_run_is_listed_with_what_it_has_cost(config: CoordinatorSettings
 async def test_a_run_that_somebody_stopped_has_not_failed(config: CoordinatorSettings) -> None:
     async with served_with_shell(config) as (client, shell):
         for run_id, error in (("halted", "stopped by Flower's SuperLink, as after `flwr stop`"), ("broken", "no luck")):
-            await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=3))
+            await client.planning.StartRun(
+                planning_pb2.StartRunRequest(run_id=run_id, name=run_id, strategy="FedAvg", rounds=3)
+            )
             await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=run_id, error=error))
         states = {each["run_id"]: each["state"] for each in (await asked(shell, "runs"))["runs"]}
         assert states == {"halted": "stopped", "broken": "failed"}

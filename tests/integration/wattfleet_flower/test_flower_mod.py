@@ -230,7 +230,7 @@ def test_a_drifting_device_is_profiled_again_and_becomes_ready(agent: Agent) -> 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"epochs": 1e-320}, "epochs must be 0.001 to 10000"), ({"plan_id": "7" * 209}, "at most 208 characters")],
+    [({"epochs": 1e-320}, "epochs must be 0.001 to 10000"), ({"plan_id": "7" * 231}, "at most 230 characters")],
 )
 def test_an_invalid_assignment_is_refused_before_any_change(agent: Agent, change: dict[str, Any], reason: str) -> None:
     before = list(agent.journal.measurements)

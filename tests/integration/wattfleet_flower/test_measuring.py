@@ -8,13 +8,19 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Result
 
 from tests.fakes.flower_in_process import GridOfNodes, PlannerStub, StatusError, raised, trained
-from tests.fakes.power_aware_runs import KNOWN, A, B, C, D, WarningLog, first_value, fleet, run
+from tests.fakes.power_aware_runs import KNOWN, A, B, C, D, WarningLog, first_value, fleet
+from tests.fakes.power_aware_runs import run as run_with
 from wattfleet_proto.assignment import CUT_KEY, MEASURED_KEY, RECORD_KEY
 
 IDS = list(KNOWN)
+
+
+def run(grid: GridOfNodes, planner: PlannerStub, **options: Any) -> Result:
+    """Run with the defaults of measuring."""
+    return run_with(grid, planner, **{"survey_s": 20.0, "measures_left_out": True, **options})
 
 
 def ends_early(message: Message) -> Message:
