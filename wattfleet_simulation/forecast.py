@@ -25,7 +25,7 @@ class Stage(Enum):
 
 _FIRST_ROUND_AFTER_S = 25.0
 """The usual seconds from the start of a run to its first plan."""
-_ROUND_S = 25.0
+_ROUND_S = 40.0
 """The usual seconds of a round, for each app that trains at the same time."""
 
 
@@ -62,40 +62,46 @@ class Forecast:
         self._stage, self._stage_began_s = None, now_s
         self._group, self._first_plan_s, self._done = index, None, 0
 
-    def note_rounds(self, planned: int, done: int, now_s: float) -> None:
-        """Note how many rounds of the current run are planned and done.
+    def note_rounds(self, planned_s: Sequence[float], done: int, now_s: float) -> None:
+        """Note the rounds of the current run.
 
-        The run that the group waits for may change; the slowest one counts.
+        Args:
+            planned_s: the predicted seconds of each round that is planned.
+            done: how many rounds have ended.
+            now_s: the time now.
         """
         if self._first_plan_s is None:
-            if not planned:
+            if not planned_s:
                 return
             self._first_plan_s = self._done_s = now_s
+            self._round_s = max(self._round_s, planned_s[0] / self._together[self._group])
         if done > self._done:
             self._done, self._done_s = done, now_s
             self._round_s = (now_s - self._first_plan_s) / done / self._together[self._group]
 
     def left_s(self, now_s: float) -> float:
         """The estimated seconds until the last round has ended."""
-        stages = list(Stage)
-        later = stages[stages.index(self._stage) + 1 :] if self._stage is not None else []
-        left_s = sum(stage.usual_s(self._devices) for stage in later)
         since_s = now_s - self._stage_began_s
         if self._stage is not None:
-            left_s += max(0.0, self._stage.usual_s(self._devices) - since_s)
-            return left_s + sum(map(self._group_s, self._together))
+            stages = list(Stage)
+            later = stages[stages.index(self._stage) + 1 :]
+            left_s = max(0.0, self._stage.usual_s(self._devices) - since_s)
+            left_s += sum(stage.usual_s(self._devices) for stage in later)
+            return left_s + self._groups_s(self._together, self._round_s)
+        together, later_groups = self._together[self._group], self._together[self._group + 1 :]
         if self._first_plan_s is None:
-            left_s += max(0.0, _FIRST_ROUND_AFTER_S - since_s) + self._rounds_s(self._together[self._group])
-        else:
-            rest = max(0, self._rounds - self._done) / max(1, self._rounds)
-            left_s += max(0.0, rest * self._rounds_s(self._together[self._group]) - (now_s - self._done_s))
-        return left_s + sum(map(self._group_s, self._together[self._group + 1 :]))
+            left_s = max(0.0, _FIRST_ROUND_AFTER_S - since_s) + self._rounds * together * self._round_s
+            return left_s + self._groups_s(later_groups, self._round_s)
+        in_round_s = now_s - self._done_s
+        rounds_left = self._rounds - self._done
+        # A round that takes longer than expected is no exception: the machine may be busy.
+        round_s = max(together * self._round_s, in_round_s if rounds_left else 0.0)
+        left_s = max(0.0, rounds_left * round_s - in_round_s)
+        return left_s + self._groups_s(later_groups, round_s / together)
 
-    def _group_s(self, together: int) -> float:
-        return _FIRST_ROUND_AFTER_S + self._rounds_s(together)
-
-    def _rounds_s(self, together: int) -> float:
-        return self._rounds * together * self._round_s
+    def _groups_s(self, groups: Sequence[int], round_s: float) -> float:
+        """The seconds of whole groups of runs, given those of a round of a single app."""
+        return sum(_FIRST_ROUND_AFTER_S + self._rounds * together * round_s for together in groups)
 
 
 def left_text(left_s: float) -> str:

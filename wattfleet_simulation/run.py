@@ -146,9 +146,9 @@ class Simulation:
         Raises:
             PartFailedError: a part has failed or taken too long; the text names it.
         """
+        self._show_stage(Stage.COORDINATOR, None)
         save_digits(self._data_file)
         with Parts(self._logs) as parts:
-            self._show_stage(Stage.COORDINATOR, None)
             fleet = FleetParts(parts, self._settings, self._scratch)
             flower = FlowerDeployment(parts, self._scratch / "flower", fleet.nodes(), identity=fleet.flower_identity)
             coordinator = fleet.start_coordinator(flower.address)
@@ -264,7 +264,8 @@ class Simulation:
         devices = view.devices(stated.name) if view else []
         now_s = time.monotonic()
         elapsed_s = now_s - self._started_s
-        self._forecast.note_rounds(len(seen.rounds), sum(each.HasField("wall_s") for each in seen.rounds), now_s)
+        done = sum(each.HasField("wall_s") for each in seen.rounds)
+        self._forecast.note_rounds([each.plan.duration_s for each in seen.rounds], done, now_s)
         snapshot = Snapshot(
             phase,
             self._run_number,

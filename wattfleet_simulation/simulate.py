@@ -6,11 +6,12 @@ import os
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -32,6 +33,8 @@ from wattfleet_simulation.settings import DEFAULT_APPS, PATIENCE_S, Apps, Simula
 
 REPORT_JSON = "report.json"
 REPORT_HTML = "report.html"
+
+_AGAIN_AFTER_S = 0.05
 
 
 def run_simulation(
@@ -162,8 +165,13 @@ def terminable() -> Iterator[None]:
     With `nohup`, a closed terminal ends nothing.
     """
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not _is_in_grpc(frame):
+            raise KeyboardInterrupt
+        # An exception would leave gRPC's locks held, so that closing its channel would wait forever.
+        again = threading.Timer(_AGAIN_AFTER_S, signal.raise_signal, (number,))
+        again.daemon = True
+        again.start()
 
     before = {number: signal.signal(number, interrupt) for number in handled_signals()}
     try:
@@ -171,3 +179,12 @@ def terminable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_in_grpc(frame: FrameType | None) -> bool:
+    """Whether the main thread is in a call of gRPC."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "grpc":
+            return True
+        frame = frame.f_back
+    return False

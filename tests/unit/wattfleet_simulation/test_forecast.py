@@ -25,19 +25,30 @@ def test_at_first_the_usual_times_count_down_and_a_slow_stage_delays_the_rest() 
 def test_later_the_rounds_of_this_simulation_count() -> None:
     forecast = Forecast(devices=2, rounds=3, together=[1, 2])
     forecast.begin_group(0, 50.0)
-    forecast.note_rounds(0, 0, 60.0)
-    forecast.note_rounds(1, 0, 80.0)
-    forecast.note_rounds(2, 1, 120.0)  # a round takes 40 s
-    before_first_plan_s = forecast.left_s(120.0) - (2 * 40.0 + 3 * 2 * 40.0)
+    forecast.note_rounds([], 0, 60.0)
+    forecast.note_rounds([30.0], 0, 80.0)
+    forecast.note_rounds([30.0, 35.0], 1, 130.0)  # a round takes 50 s
+    before_first_plan_s = forecast.left_s(130.0) - (2 * 50.0 + 3 * 2 * 50.0)
     assert 0 < before_first_plan_s < 60.0, "of the second group, whose two apps share the boards"
-    assert forecast.left_s(130.0) == pytest.approx(forecast.left_s(120.0) - 10.0)
-    forecast.note_rounds(3, 3, 320.0)  # the next two took 100 s each: 80 s in the mean
+    assert forecast.left_s(140.0) == pytest.approx(forecast.left_s(130.0) - 10.0)
+    forecast.note_rounds([30.0, 35.0, 35.0], 3, 320.0)  # 80 s in the mean
     assert forecast.left_s(320.0) == pytest.approx(before_first_plan_s + 3 * 2 * 80.0)
     forecast.begin_group(1, 330.0)
-    forecast.note_rounds(1, 0, 350.0)
+    forecast.note_rounds([30.0], 0, 350.0)
     assert forecast.left_s(350.0) == pytest.approx(3 * 2 * 80.0)
-    forecast.note_rounds(3, 3, 950.0)
+    forecast.note_rounds([30.0, 30.0, 30.0], 3, 950.0)
     assert forecast.left_s(960.0) == 0
+
+
+def test_a_round_that_takes_longer_than_expected_delays_the_later_ones() -> None:
+    forecast = Forecast(devices=2, rounds=3, together=[1])
+    forecast.begin_group(0, 0.0)
+    forecast.note_rounds([90.0], 0, 20.0)
+    assert forecast.left_s(20.0) == pytest.approx(3 * 90.0), "as planned, since no round has ended"
+    assert forecast.left_s(50.0) == pytest.approx(3 * 90.0 - 30.0)
+    assert forecast.left_s(320.0) == pytest.approx(2 * 300.0)
+    forecast.note_rounds([90.0, 90.0], 1, 340.0)
+    assert forecast.left_s(340.0) == pytest.approx(2 * 320.0)
 
 
 @pytest.mark.parametrize(
