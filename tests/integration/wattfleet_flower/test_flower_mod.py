@@ -61,6 +61,7 @@ def test_trains_in_the_assigned_mode_and_reports(agent: Agent) -> None:
     assert [seen.plan_id for seen in agent.reports.observations] == ["7/1"]
     assert [report.state for report in agent.reports.states] == [
         session_pb2.DEVICE_STATE_TRAINING,
+        session_pb2.DEVICE_STATE_TRAINING,  # parked, and learns from it
         session_pb2.DEVICE_STATE_READY,
     ]
 
