@@ -29,7 +29,7 @@ from wattfleet_simulation.processes import NoAnswerError, Part, PartFailedError,
 HOST = "127.0.0.1"
 APP_DIRECTORY = Path(__file__).parent / "digits_app"
 _CONNECTION = "fleet"
-_READY_WITHIN_S = 60.0
+_READY_WITHIN_S = 180.0
 _COMMAND_WITHIN_S = 120.0
 _COMPLETED = "finished:completed"
 _PORTS = range(20_000, 32_768)

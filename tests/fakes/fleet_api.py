@@ -16,6 +16,7 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetRequest,
     RegisterNodeFleetResponse,
 )
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import ApiErrorCode
 
@@ -37,6 +38,7 @@ class SuperLink(httpx.BaseTransport):
         enrolled: the keys that its list of enrolled SuperNodes holds; None if it has no list.
         registers_itself: whether a SuperNode registers its own key, as without node authentication.
         unregistered: the keys that were unregistered.
+        accepts_heartbeats: whether heartbeats are accepted.
         errors: statuses that the next requests are answered with.
         paths: the paths of the requests.
         seen: node id of each accepted request.
@@ -48,6 +50,7 @@ class SuperLink(httpx.BaseTransport):
         self.enrolled = enrolled
         self.registers_itself = registers_itself
         self.unregistered: set[bytes] = set()
+        self.accepts_heartbeats = True
         self.errors: list[int] = []
         self.paths: list[str] = []
         self.seen: list[int] = []
@@ -79,6 +82,8 @@ class SuperLink(httpx.BaseTransport):
         if node_id not in self.registered.values():
             return httpx.Response(401, headers=self._headers())
         self.seen.append(node_id)
+        if path == "send-node-heartbeat":
+            return _accepted(SendNodeHeartbeatResponse(success=self.accepts_heartbeats))
         return _accepted(PullMessagesResponse())
 
     def _register(self, key: bytes) -> httpx.Response:

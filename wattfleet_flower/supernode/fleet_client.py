@@ -23,7 +23,7 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetResponse,
     UnregisterNodeFleetRequest,
 )
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.protobuf.client import ProtobufRequestContext
@@ -46,6 +46,7 @@ _LEAST_SKEW_S = 4.0
 has whole seconds."""
 
 _SERVER_ERRORS = 500
+_REPEATED_BY_FLOWER = (PullMessagesRequest, SendNodeHeartbeatRequest, RegisterNodeFleetRequest, ActivateNodeRequest)
 _ENDED = "UNEXPECTED_EOF_WHILE_READING"
 # OpenSSL's numbers of X.509 verification results.
 _NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
@@ -124,6 +125,18 @@ class SteadyClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not type
             self._clock.sleep_s(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
+    def SendNodeHeartbeat(self, request: SendNodeHeartbeatRequest) -> SendNodeHeartbeatResponse:  # noqa: N802 - named by Flower
+        """Send a heartbeat.
+
+        Raises:
+            httpx.ConnectError: the SuperLink did not accept it. Flower then tries again, while it would otherwise never
+                send another one.
+        """
+        response: SendNodeHeartbeatResponse = super().SendNodeHeartbeat(request)
+        if not response.success:
+            raise httpx.ConnectError("the SuperLink did not accept a heartbeat")
+        return response
+
     def GetRun(self, request: GetRunRequest) -> GetRunResponse:  # noqa: N802 - named by Flower
         """Request a run.
 
@@ -169,7 +182,7 @@ class SteadyClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not type
             except httpx.HTTPStatusError as error:
                 if error.response.status_code < _SERVER_ERRORS:
                     raise
-                if isinstance(request, (PullMessagesRequest, SendNodeHeartbeatRequest, ActivateNodeRequest)):
+                if isinstance(request, _REPEATED_BY_FLOWER):
                     status = f"{error.response.status_code} {error.response.reason_phrase}"
                     self._note(WARNING, f"the SuperLink answers with an error, {status}: see its log; trying again")
                     raise httpx.ConnectError(status, request=error.request) from None

@@ -180,8 +180,14 @@ def test_flower_repeats_a_request_for_messages_and_a_heartbeat_after_a_server_er
         with pytest.raises(httpx.TransportError):
             pull(client)
         pull(client)
+        heartbeat = SendNodeHeartbeatRequest(node=Node(node_id=7), heartbeat_interval=30)
         with pytest.raises(httpx.TransportError):
-            client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=Node(node_id=7), heartbeat_interval=30))
+            client.SendNodeHeartbeat(heartbeat)
+        superlink.accepts_heartbeats = False
+        with pytest.raises(httpx.TransportError):
+            client.SendNodeHeartbeat(heartbeat)
+        superlink.accepts_heartbeats = True
+        assert client.SendNodeHeartbeat(heartbeat).success
 
 
 def test_other_requests_are_sent_three_times() -> None:
