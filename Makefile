@@ -15,7 +15,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults process-faults guides page-pictures fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults process-faults guides page-pictures report-picture fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ guides: install ## Follow the guide for an app of one's own with its real progra
 
 page-pictures: install ## Take the pictures of the page in docs/images, with Debian's Chromium
 	PAGE_PICTURES=docs/images $(BIN)/pytest --numprocesses=0 tests/integration/coordinator/test_page.py
+
+report-picture: demo ## Take the picture of the report in docs/images, with Debian's Chromium
+	REPORT_PICTURE=docs/images/report.png $(BIN)/pytest --numprocesses=0 -k picture tests/integration/wattfleet_simulation/test_report_html.py
 
 fuzz: install ## Send hostile input to every RPC, socket and file reader for 60 s each; FUZZ_SEED replays one
 	FUZZ_S=$${FUZZ_S:-60} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)000} $(PYTEST) --timeout=1800 tests/fuzz

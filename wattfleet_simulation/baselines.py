@@ -7,6 +7,7 @@ their choices know the boards' true time and power. Only the clock differs: noth
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 import random
@@ -37,6 +38,8 @@ from wattfleet_simulation.virtual_time import MEASURING, Work, site_watts, stret
 
 PRESETS = "NVIDIA's presets"
 PLAIN_FLOWER = "plain Flower"
+
+_log = logging.getLogger(__name__)
 
 _DRAWS = 200
 _NICENESS = 5
@@ -336,7 +339,12 @@ class BaselineTraining:
 
     def results(self, number: int) -> list[dict[str, Any]]:
         """Wait for the baselines of a run, and return each of them as `trained` does."""
-        return self._futures[number].result()
+        try:
+            return self._futures[number].result()
+        except Exception as error:
+            # The run itself has succeeded, and its report must not be lost.
+            _log.exception("the baselines of run %d failed", number)
+            return [{"name": name, "reason": f"it failed with {error!r}"} for name in (PRESETS, PLAIN_FLOWER)]
 
     def _train(self, number: int, app: SimulatedApp, workload: Workload) -> list[dict[str, Any]]:
         settings, epochs = self._settings, app.local_epochs[0]

@@ -154,9 +154,10 @@ def verdict(run: Report) -> list[str]:
         return [f"Run {run['run']} ({run['network']}) has nothing to be compared with.", *missing]
     to_target = own["to_target"]
     found = [
-        f"Run {run['run']} ({run['network']}) reached {target:.1%} accuracy for good in {_cost(to_target)}:"
+        f"Run {run['run']} ({run['network']}) reached {target:.1%} accuracy for good in"
+        f" {to_target['s']:,.0f} s and {energy_text(to_target['j'])}:"
         f" {', and '.join(_against(to_target, each) for each in others)}.",
-        f"That is what all of them had after {count_of(sum(one['round'] > 0 for one in own['rounds']), 'round')}: "
+        f"All of them had at least that after {count_of(sum(one['round'] > 0 for one in own['rounds']), 'round')}: "
         + ", ".join(f"{each['name']} {each['final_accuracy']:.1%}" for each in comparison["ways"])
         + ".",
     ]
@@ -169,15 +170,11 @@ def verdict(run: Report) -> list[str]:
     return found + missing
 
 
-def _cost(to_target: Mapping[str, float]) -> str:
-    return f"{to_target['s']:,.0f} s and {energy_text(to_target['j'])}"
-
-
 def _against(own: Mapping[str, float], other: Report) -> str:
     its = other["to_target"]
     soon = _difference(own["s"] / its["s"], "sooner than", "later than", "times as late as", "as soon as")
     energy = _difference(own["j"] / its["j"], "less energy", "more energy", "times the energy", "the same energy")
-    return f"{soon} {other['name']} and with {energy} ({_cost(its)})"
+    return f"{soon} {other['name']} ({its['s']:,.0f} s) and with {energy} ({energy_text(its['j'])})"
 
 
 def _difference(ratio: float, less: str, more: str, times: str, same: str) -> str:

@@ -6,7 +6,7 @@ A round's model depends only on the devices chosen so far, so runs that make the
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tomllib
@@ -96,15 +96,20 @@ class Federation:
         samples = [len(labels) for _, labels in data]
         network = NETWORKS[self._app.network]()
         for own, count in zip(data, samples, strict=True):
-            if self._stopped.is_set():
-                raise StoppedError
             network.load_state_dict(model.parameters)
             loader = Minibatches(own, self._app.batch_size, self._seed + model.server_round + 1)
-            train(network, [loader] * self._app.local_epochs[0], self._learning_rate)
+            epochs = [self._until_stopped(loader) for _ in range(self._app.local_epochs[0])]
+            train(network, epochs, self._learning_rate)
             for name, value in network.state_dict().items():
                 merged[name] += count / sum(samples) * value
         network.load_state_dict(merged)
         return self._model(network, model.server_round + 1)
+
+    def _until_stopped(self, loader: Minibatches) -> Iterator[tuple[Tensor, Tensor]]:
+        for minibatch in loader:
+            if self._stopped.is_set():
+                raise StoppedError
+            yield minibatch
 
     def _model(self, network: nn.Module, server_round: int) -> Model:
         parameters = {name: value.clone() for name, value in network.state_dict().items()}

@@ -10,11 +10,16 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+from edge_agent.devices.selection import open_virtual_board
+from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from tests.fakes.flower_task import be_task
+from wattfleet.modes import Workload
+from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS, BaselineTraining
+from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.digits_app.client_app import train_locally
 from wattfleet_simulation.digits_app.task import NETWORKS, evaluate
 from wattfleet_simulation.federation import Federation, Model, StoppedError
-from wattfleet_simulation.settings import SimulatedApp
+from wattfleet_simulation.settings import SimulatedApp, SimulationSettings
 
 APP, DEVICES, SEED = SimulatedApp("perceptron", 16, local_epochs=(1,)), 8, 4
 CONFIG = {
@@ -78,3 +83,80 @@ def test_other_runs_of_a_process_keep_their_random_numbers() -> None:
     torch.manual_seed(1)
     start: Model = Federation(APP, DEVICES, SEED).start()
     assert torch.equal(torch.rand(1), expected) and start.server_round == 0
+
+
+def settings_of(*apps: SimulatedApp) -> SimulationSettings:
+    return SimulationSettings(
+        devices=[
+            SimulatedDevice(device_id, f"simulated:{device_id}", number, number)
+            for number, device_id in enumerate(("agx-orin", "orin-nano", "orin-nx"))
+        ],
+        apps=[(app,) for app in apps],
+        rounds=2,
+        site_budget_w=60.0,
+        profile_modes=5,
+        policy="progress",
+        clients=None,
+        seed=SEED,
+        reference="",
+        metrics_port=0,
+    )
+
+
+@pytest.fixture(scope="module")
+def boards() -> dict[str, VirtualBoard]:
+    return {each.device_id: open_virtual_board(each.spec, each.seed) for each in settings_of(APP).devices}
+
+
+def test_both_baselines_are_trained_while_something_else_goes_on(boards: dict[str, VirtualBoard]) -> None:
+    settings = settings_of(APP)
+    with BaselineTraining(settings, boards) as baselines:
+        assert baselines.are_done
+        for _ in range(2):  # a run's workload is known from several polls
+            baselines.begin(1, APP, Workload("digits"))
+        presets, plain = baselines.results(1)
+        assert baselines.are_done
+    assert (presets["name"], plain["name"]) == (PRESETS, PLAIN_FLOWER)
+    for way in (presets, plain):
+        assert [one["round"] for one in way["rounds"]] == [1, 2]
+        assert way["initial_accuracy"] == Federation(APP, 3, SEED).start().accuracy
+        assert max(one["accuracy"] for one in way["rounds"]) > way["initial_accuracy"]
+        idle_w, extra_w = way["watts"]["idle_w"], way["watts"]["training"]
+        assert max(idle_w + watts for watts in extra_w) <= 1.01 * settings.site_budget_w
+        # The energy of all boards is the area below the site's watts.
+        at_s = way["watts"]["at_s"]
+        area_j = sum(
+            (idle_w + watts) * (end_s - begin_s) for begin_s, end_s, watts in zip(at_s, at_s[1:], extra_w, strict=False)
+        )
+        assert way["rounds"][-1]["energy_j"] == pytest.approx(area_j, rel=1e-4)
+    # The same devices in the same rounds give the same models, whatever their modes are.
+    devices = [[one["devices"] for one in way["rounds"]] for way in (presets, plain)]
+    if devices[0] == devices[1]:
+        assert presets["rounds"][-1]["accuracy"] == plain["rounds"][-1]["accuracy"]
+
+
+def test_a_baseline_that_fails_costs_no_report(
+    boards: dict[str, VirtualBoard], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("wattfleet_simulation.baselines.Federation.after", fails)
+    with BaselineTraining(settings_of(APP), boards) as baselines:
+        baselines.begin(1, APP, Workload("digits"))
+        reasons = [each["reason"] for each in baselines.results(1)]
+    assert reasons == ["it failed with RuntimeError('out of luck')"] * 2
+    assert "the baselines of run 1 failed" in caplog.text
+
+
+def test_the_end_of_a_simulation_ends_its_baselines_within_a_minibatch(
+    boards: dict[str, VirtualBoard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wattfleet_simulation.digits_app.task._SHIFTS_PER_EPOCH", 3_000)
+    begun = threading.Event()
+    with BaselineTraining(settings_of(APP), boards) as baselines:
+        monkeypatch.setattr("wattfleet_simulation.federation.evaluate", lambda *_: (begun.set(), (0.0, 0.1))[1])
+        baselines.begin(1, APP, Workload("digits"))
+        assert begun.wait(60)
+    # An epoch would take minutes.
+    assert baselines.are_done

@@ -6,6 +6,7 @@ import copy
 import html
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from plotly.offline import get_plotlyjs
 from edge_agent.devices.virtual.span_file import SpanFile
 from edge_agent.paths import SERVED_FILE
 from edge_agent.serving.served_spans import ServedSpan
+from tests.fakes.browser import browsing
 from tests.fakes.simulated_report import FLEET, mode_values, successful_report
 from wattfleet.modes import PowerMode
 from wattfleet_simulation.devices import SimulatedDevice
@@ -289,3 +291,25 @@ def test_duties_have_a_table_and_plots_on_one_time_axis(report: dict[str, Any], 
     assert [(band["x0"], band["x1"]) for band in bands] == [(3.0, 9.0)]
     for figure in drawn.values():
         go.Figure(_rename(figure, "@ink", "black"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
+async def test_a_browser_draws_the_page_without_a_complaint(
+    report: dict[str, Any], scheme: str, width: int, tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    write_html(report, page)
+    async with browsing("", viewport={"width": width, "height": 1200}, color_scheme=scheme) as tab:
+        await tab.page.goto(page.as_uri())
+        assert await tab.page.locator(".plot .main-svg").count() >= len(figures(report))
+        assert await tab.overflow_px() <= 0
+        assert tab.complaints == []
+
+
+@pytest.mark.skipif("REPORT_PICTURE" not in os.environ, reason="REPORT_PICTURE is not set: no picture is wanted")
+async def test_the_picture_of_the_documentation_is_taken() -> None:
+    async with browsing("", viewport={"width": 1200, "height": 1090}, color_scheme="light") as tab:
+        await tab.page.goto(Path("out/simulate/report.html").resolve().as_uri())
+        await tab.page.wait_for_selector("#run-1-compared-w .main-svg")
+        await tab.page.screenshot(path=os.environ["REPORT_PICTURE"])
