@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from coordinator.state.workload_fronts import WorkloadFront
 from wattfleet.duties import KeptDuty
 
 
@@ -13,7 +12,7 @@ class KeptDuties:
 
     def __init__(self) -> None:
         self._by_device: dict[str, KeptDuty] = {}
-        self._reviewed: dict[str, tuple[str, Sequence[WorkloadFront]]] = {}
+        self._reviewed: dict[str, tuple[str, Sequence[object]]] = {}
 
     def report(self, device_id: str, kept: KeptDuty | None) -> None:
         """Record a device's figures; None if it has no duty."""
@@ -22,12 +21,12 @@ class KeptDuties:
         else:
             self._by_device[device_id] = kept
 
-    def is_reviewed(self, device_id: str, plan_id: str, fronts: Sequence[WorkloadFront]) -> bool:
+    def is_reviewed(self, device_id: str, plan_id: str, fronts: Sequence[object]) -> bool:
         """Whether a device's part in a round was reviewed with the fronts that it has beside its duty now."""
         reviewed = self._reviewed.get(device_id)
         return reviewed is not None and reviewed[0] == plan_id and reviewed[1] is fronts
 
-    def reviewed(self, device_id: str, plan_id: str, fronts: Sequence[WorkloadFront]) -> None:
+    def reviewed(self, device_id: str, plan_id: str, fronts: Sequence[object]) -> None:
         """Record that a device's part in a round was reviewed with the given fronts."""
         self._reviewed[device_id] = plan_id, fronts
 

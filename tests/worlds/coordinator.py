@@ -12,11 +12,11 @@ from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.records import DeviceRecord, RoundRecord
-from coordinator.state.rounds.device_grant import DeviceGrant
+from tests.worlds.account import Account
 from tests.worlds.round_planning import RoundPlanning
 from tests.worlds.stored import Repository, Stored
 from tests.worlds.timeline import CLOSED, Stream
-from tests.worlds.timeouts import CONFIRM_TIMEOUT_S, RETURN_GRACE_S, TICK_S
+from tests.worlds.timeouts import RETURN_GRACE_S, TICK_S
 from tests.worlds.workloads import workload_of
 from wattfleet.budgets import InForce
 from wattfleet.modes import Workload
@@ -85,10 +85,7 @@ class Coordinator:
         self._planning = RoundPlanning(
             world, self.fleet, self._repository, self._is_returning, self._in_this_life, self._send_due
         )
-        self._counted: dict[str, tuple[DeviceRecord, DeviceGrant | None, float]] = {}
-        self._started_s = self._timeline.now_s
-        self._sent_s: dict[str, tuple[int, float]] = {}
-        self._heard: set[str] = set()
+        self.account = Account(world, self.fleet)
         self._tick()
 
     def crash(self, down_s: float) -> None:
@@ -213,8 +210,7 @@ class Coordinator:
         self._repository.save("device", device_id, self.fleet.agents.connect(device_id, "orin-nx", "simulated", 100))
         self.fleet.rounds.grants.greeted(device_id)
         lease, replaced = self._leases.begin(device_id, hello.installation, now_s)
-        self._heard.discard(device_id)
-        self._sent_s.pop(device_id, None)
+        self.account.session_began(device_id)
         self._sessions[lease], self._lease_of[stream], self._sequence[stream] = stream, lease, 0
         if replaced is not None and (old := self._sessions.get(replaced)) is not None:
             self._in_this_life(0.0, lambda: self._end(old))
@@ -225,8 +221,7 @@ class Coordinator:
             stream.down.send(session_pb2.SessionResponse(welcome=welcome))
             if self._lease_of.get(stream) is lease:
                 self._orders_to[device_id] = stream
-                self._heard.discard(device_id)
-                self._sent_s.pop(device_id, None)
+                self.account.session_began(device_id)
                 self.fleet.rounds.grants.session_began(device_id, self._now_s())
                 if self._world.announces:
                     self._announce(stream)
@@ -256,7 +251,7 @@ class Coordinator:
 
     def _take_lease(self, stream: Stream, device_id: str, lease: session_pb2.Lease) -> None:
         assert self.fleet is not None
-        self._heard.add(device_id)
+        self.account.heard(device_id)
         grants = self.fleet.rounds.grants
         grants.renew(device_id, self._now_s())
         grants.confirm(device_id, lease.grant_id, lease.plan_id, phase_from_message(lease.phase))
@@ -275,7 +270,7 @@ class Coordinator:
                 f"to {device_id}: grant {grant.grant_id} of {grant.limit_w:.0f} W for {grant.plan_id or '-'}"
             )
             self._world.oracle.issued(device_id, grant)
-            self._sent_s[device_id] = grant.grant_id, self._timeline.now_s
+            self.account.sent(device_id, grant)
             due.append((self._orders_to[device_id], grant))
         return due
 
@@ -360,48 +355,3 @@ class Coordinator:
         assert self.fleet is not None
         missing, _ = self._leases.expected_back({self.fleet.flower.nodes[node] for node in nodes}, self._now_s())
         return bool(missing)
-
-    # --- queries of the world -----------------------------------------------------------------------------------
-
-    def counted_w(self, device_id: str) -> float | None:
-        """The power that the coordinator counts for a device; None while no coordinator runs."""
-        if self.fleet is None:
-            return None
-        record, grant = self.fleet.agents.devices[device_id], self.fleet.rounds.grants.of(device_id)
-        before = self._counted.get(device_id)
-        if before is None or before[0] is not record or before[1] is not grant:
-            others = self.fleet.agents.devices.keys() - {device_id}
-            before = record, grant, sum(self.fleet.draw.elsewhere_w(others).values())
-            self._counted[device_id] = before
-        return before[2]
-
-    def excess(self) -> tuple[float, list[str]]:
-        """The watts above the budget once every device that can be counted on keeps to its newest grant.
-
-        A device can be counted on once its session has brought a lease or has carried this grant to it. This ends when
-        the device has failed to confirm the grant in time. After a restart of the coordinator, an absent device is
-        expected to return for the lifetime of a grant.
-
-        Returns:
-            The watts, negative if the budget holds, and the devices of these that could be sent a lower limit.
-        """
-        fleet, world, now_s = self.fleet, self._world, self._timeline.now_s
-        if fleet is None or sum(self.counted_w(each) or 0.0 for each in world.devices) <= world.budget_w:
-            return -1.0, []
-        total_w, could_be_told = 0.0, []
-        for device_id in world.devices:
-            record, grant = fleet.agents.devices[device_id], fleet.rounds.grants.of(device_id)
-            others = fleet.agents.devices.keys() - {device_id}
-            is_counted_on = False
-            if grant is not None and not grant.is_over:
-                sent_id, sent_s = self._sent_s.get(device_id, (0, 0.0))
-                is_sent = sent_id == grant.grant.grant_id
-                is_late = is_sent and now_s - sent_s >= CONFIRM_TIMEOUT_S
-                is_there = fleet.agents.is_connected(device_id) and (device_id in self._heard or is_sent)
-                is_expected = not grant.was_sent and now_s - self._started_s < world.lifetime_s
-                is_counted_on = grant.is_confirmed or not is_late if is_there else is_expected
-                can_be_lowered = grant.is_given_up or not fleet.agents.is_profiling(device_id)
-                if is_there and is_counted_on and can_be_lowered and grant.granted_w > (record.idle_w or 0.0):
-                    could_be_told.append(device_id)
-            total_w += sum(fleet.draw.elsewhere_w(others, {device_id} if is_counted_on else frozenset()).values())
-        return total_w - world.budget_w, could_be_told

@@ -178,8 +178,8 @@ class Oracle:
             return
         for device in drawing:
             drawn_w = device.drawn_w
-            counted_w = world.coordinator.counted_w(device.id)
-            if counted_w is not None and counted_w < drawn_w:
+            counted_w = drawn_w if world.coordinator.fleet is None else world.coordinator.account.counted_w(device.id)
+            if counted_w < drawn_w:
                 raise self._broken("counted", f"{device.id} draws {drawn_w:.0f} W but counts {counted_w:.0f} W")
             if device.training is not None:
                 late_s = device.clock_s() - self._ledgers[device.id].lapses_s
@@ -211,7 +211,10 @@ class Oracle:
         turns out not to obey, are looked for once per tick.
         """
         world, now_s = self._world, self._world.timeline.now_s
-        excess_w, could_be_told = world.coordinator.excess()
+        if world.coordinator.fleet is None:
+            self._unanswered_since_s = None
+            return
+        excess_w, could_be_told = world.coordinator.account.excess()
         if excess_w <= _EPS_W or not could_be_told:
             self._unanswered_since_s = None
             return

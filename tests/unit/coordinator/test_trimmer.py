@@ -116,7 +116,7 @@ async def test_what_goes_wrong_with_a_look_is_logged_once_and_it_is_looked_again
     assert caplog.text.count("rounds in flight could not be trimmed") == 1
 
 
-async def test_a_confirmation_between_its_time_out_and_the_next_look_brings_an_order() -> None:
+async def test_a_confirmation_between_its_time_out_and_a_look_brings_an_order() -> None:
     """40 W, one link stalls; 10.1 s later 15 W, and at once the link is back. The next look is 0.1 s later."""
     now_s = [0.0]
     fleet, writer = small_fleet(now_s=lambda: now_s[0]), Writer(RecordingStore())

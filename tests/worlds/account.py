@@ -1,0 +1,79 @@
+"""What a coordinator counts for its devices, and which of them it can count on, stated without its own rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.state.fleet import Fleet
+from coordinator.state.records import DeviceRecord
+from coordinator.state.rounds.device_grant import DeviceGrant, Grant
+from tests.worlds.timeouts import CONFIRM_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from tests.worlds.world import World
+
+
+class Account:
+    """The account of one coordinator, from its start to its end."""
+
+    def __init__(self, world: World, fleet: Fleet) -> None:
+        self._world, self._fleet = world, fleet
+        self._started_s = world.timeline.now_s
+        self._counted: dict[str, tuple[DeviceRecord, DeviceGrant | None, float]] = {}
+        # The newest grant sent in each session, with its time; and the devices whose session has brought a lease.
+        self._sent: dict[str, tuple[int, float]] = {}
+        self._heard: set[str] = set()
+
+    def session_began(self, device_id: str) -> None:
+        """A session begins: nothing was sent in it, and no lease has come."""
+        self._sent.pop(device_id, None)
+        self._heard.discard(device_id)
+
+    def heard(self, device_id: str) -> None:
+        """A session brings a lease."""
+        self._heard.add(device_id)
+
+    def sent(self, device_id: str, grant: Grant) -> None:
+        """A grant is sent in a session."""
+        self._sent[device_id] = grant.grant_id, self._world.timeline.now_s
+
+    def counted_w(self, device_id: str) -> float:
+        """The power that the coordinator counts for a device."""
+        record, grant = self._fleet.agents.devices[device_id], self._fleet.rounds.grants.of(device_id)
+        before = self._counted.get(device_id)
+        if before is None or before[0] is not record or before[1] is not grant:
+            others = self._fleet.agents.devices.keys() - {device_id}
+            before = record, grant, sum(self._fleet.draw.elsewhere_w(others).values())
+            self._counted[device_id] = before
+        return before[2]
+
+    def excess(self) -> tuple[float, list[str]]:
+        """The watts above the budget once every device that can be counted on keeps to its newest grant.
+
+        A device can be counted on once its session has brought a lease or has carried this grant to it. This ends when
+        the device has failed to confirm the grant in time. After a restart of the coordinator, an absent device is
+        expected to return for the lifetime of a grant.
+
+        Returns:
+            The watts, negative if the budget holds, and the devices of these that could be sent a lower limit.
+        """
+        fleet, world, now_s = self._fleet, self._world, self._world.timeline.now_s
+        if sum(map(self.counted_w, world.devices)) <= world.budget_w:
+            return -1.0, []
+        total_w, could_be_told = 0.0, []
+        for device_id in world.devices:
+            record, grant = fleet.agents.devices[device_id], fleet.rounds.grants.of(device_id)
+            others = fleet.agents.devices.keys() - {device_id}
+            is_counted_on = False
+            if grant is not None and not grant.is_over:
+                sent_id, sent_s = self._sent.get(device_id, (0, 0.0))
+                is_sent = sent_id == grant.grant.grant_id
+                is_late = is_sent and now_s - sent_s >= CONFIRM_TIMEOUT_S
+                is_there = fleet.agents.is_connected(device_id) and (device_id in self._heard or is_sent)
+                is_expected = not grant.was_sent and now_s - self._started_s < world.lifetime_s
+                is_counted_on = grant.is_confirmed or not is_late if is_there else is_expected
+                can_be_lowered = grant.is_given_up or not fleet.agents.is_profiling(device_id)
+                if is_there and is_counted_on and can_be_lowered and grant.granted_w > (record.idle_w or 0.0):
+                    could_be_told.append(device_id)
+            total_w += sum(fleet.draw.elsewhere_w(others, {device_id} if is_counted_on else frozenset()).values())
+        return total_w - world.budget_w, could_be_told
