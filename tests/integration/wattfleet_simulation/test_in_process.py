@@ -12,7 +12,8 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.settings import PolicySettings
-from edge_agent.paths import PREDICTOR_DIRECTORY
+from edge_agent.devices.virtual.span_file import DatedWork, SpanFile
+from edge_agent.paths import PREDICTOR_DIRECTORY, WORK_FILE
 from edge_agent.profiling.known_workload import BUILT_IN
 from tests.fakes.fitting_here import fitting_here
 from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet
@@ -20,7 +21,7 @@ from tests.fakes.polling import until
 from tests.fakes.stored_workloads import only_workload
 from wattfleet.prediction import read_artefact, restore_predictor
 from wattfleet_flower import PlanningError, PowerAware
-from wattfleet_proto.convert import front_from_message
+from wattfleet_proto.convert import front_from_message, mode_from_message
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.digits_app.client_app import app as client_app
 from wattfleet_simulation.digits_app.task import DigitsNet, evaluate
@@ -153,6 +154,19 @@ def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
         assert samples["wattfleet_site_power_watts", "allowed"] == 75.0
         assert samples["wattfleet_rounds_planned_total",] == 2
         assert ("wattfleet_round_accuracy",) not in samples, "gauges of a run end with it"
+
+        # The boards' work is on record: nothing but the trainings of the rounds, with what they drew.
+        for device_id in FLEET:
+            work = list(SpanFile(folder / device_id / WORK_FILE, DatedWork).read())
+            trained_work = [span for span in work if span.ended_unix_s > run.rounds[0].planned_unix_s]
+            assert [span.mode for span in trained_work] == [
+                mode_from_message(each.mode)
+                for one in run.rounds
+                for each in one.plan.assignments
+                if each.device_id == device_id
+            ]
+            for span in trained_work:
+                assert devices[device_id].idle_w < span.energy_j / (span.end_s - span.begin_s) <= 75.0
 
         # Nodes are asked for their device once; afterwards only the selected ones receive messages of a round.
         identified = [message for message in grid.sent if "arrays" not in message.content]
