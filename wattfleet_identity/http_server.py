@@ -117,7 +117,7 @@ class _Connection(H11Protocol):
     def __init__(self, server: _Server, accepted: socket.socket, peer: str) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self.peer = peer
-        self.is_answering = False
+        self._answers = 0  # that are being given: one may still be tidied up when the next has begun
         self.ended = asyncio.Event()
         self._server = server
         self._accepted = accepted
@@ -126,6 +126,11 @@ class _Connection(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._await_peer()
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is being answered."""
+        return self._answers > 0
+
     def close(self) -> None:
         """Close the connection, whatever its state; the transport notices it at once."""
         with suppress(OSError):
@@ -133,7 +138,8 @@ class _Connection(H11Protocol):
 
     def _await_peer(self) -> None:
         self._stop_waiting()
-        self._timer = self.loop.call_later(self._server.limits.timeout_s, self.close)
+        if not self.ended.is_set():
+            self._timer = self.loop.call_later(self._server.limits.timeout_s, self.close)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -160,7 +166,7 @@ class _Connection(H11Protocol):
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request if its caller may still read."""
-        self.is_answering = True
+        self._answers += 1
         self._stop_waiting()
         try:
             caller = HttpCaller(self._role, lambda: self._server.should_exit)
@@ -172,8 +178,9 @@ class _Connection(H11Protocol):
             else:
                 await self._application({**scope, _CALLER: caller}, receive, send)
         finally:
-            self.is_answering = False
-            self._await_peer()
+            self._answers -= 1
+            if not self.is_answering:
+                self._await_peer()
 
     def _role(self) -> Role | None:
         access = self._server.access
@@ -257,8 +264,6 @@ class _Server(uvicorn.Server):
                 continue
             peer = _peer_of(address[0])
             if await self._has_room(peer):
-                # The system ends a connection whose peer acknowledges nothing, such as after a power cut.
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1e3 * self.limits.timeout_s))
                 connection = _Connection(self, accepted, peer)
                 self._open[connection] = background_task("HTTP connection", self._hold(connection, accepted))
             else:
@@ -289,6 +294,8 @@ class _Server(uvicorn.Server):
         """Serve a connection until it ends."""
         loop = asyncio.get_running_loop()
         try:
+            # The system ends a connection whose peer acknowledges nothing, such as after a power cut.
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1e3 * self.limits.timeout_s))
             if self.access is None:
                 await loop.connect_accepted_socket(lambda: connection, accepted)
             else:

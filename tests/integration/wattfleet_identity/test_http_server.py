@@ -52,6 +52,8 @@ class App:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+        if scope["path"] == "/lingers":
+            await asyncio.sleep(0.05)
         self.has_ended.set()
 
 
@@ -243,6 +245,20 @@ async def test_an_answer_may_take_longer_than_a_peer(app: App) -> None:
     def ask(port: int) -> None:
         threading.Timer(3 * QUICK.timeout_s, app.may_end.set).start()
         assert get(port, "/wait") == "None"
+
+    async with served(app, QUICK) as in_thread:
+        await in_thread(ask)
+
+
+async def test_so_may_the_answer_to_a_request_that_was_sent_with_another(app: App) -> None:
+    def ask(port: int) -> None:
+        with ExitStack() as opened:
+            [asking] = connect(opened, port, 1)
+            asking.sendall(b"GET /lingers HTTP/1.1\r\nHost: x\r\n\r\nGET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+            threading.Timer(3 * QUICK.timeout_s, app.may_end.set).start()
+            received = b""
+            while received.count(b"None") < 2:
+                received += asking.recv(1_000) or pytest.fail("the connection was closed")
 
     async with served(app, QUICK) as in_thread:
         await in_thread(ask)
