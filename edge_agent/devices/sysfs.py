@@ -303,14 +303,13 @@ class SysfsDevice(PhysicalBoard):
     def _arrivals(self, to: JetsonSettings) -> Iterator[Step]:
         """Yield the steps that bring cores online.
 
-        If a core has to run at an old clock until the clock can be set, everything else is lowered first.
+        If a core has to run at an old clock until the clock can be set, all other clocks are lowered first.
         """
         if self.cpu.passes_old_limits(to.cpu):
-            lowest_hz = self.gpu.table_hz[0]
-            locks_memory = to.memory.lock_hz is not None
-            yield from self._reductions(
-                JetsonSettings(self.cpu.lowest(), (lowest_hz, lowest_hz), self.memory.lowest(locks_memory))
-            )
+            yield from self.cpu.reductions(self.cpu.lowest())
+            yield from self.gpu.reductions((self.gpu.table_hz[0], self.gpu.table_hz[0]))
+            if to.memory.lock_hz is not None:
+                yield from self.memory.reductions(self.memory.locked_lowest())
         yield from self.cpu.arrivals(to.cpu)
 
     def _increases(self, to: JetsonSettings) -> Iterator[Step]:

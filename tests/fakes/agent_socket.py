@@ -31,6 +31,7 @@ from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.grants import Grants
 from edge_agent.settings import RecoverySettings, SessionSettings, WorkloadSettings
 from edge_agent.training.training import TrainingWatch
+from tests.fakes.fitting_here import FittingOnce
 from tests.fakes.flower_task import be_task
 from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts
 from wattfleet.prediction import read_artefact
@@ -78,7 +79,7 @@ class Agent:
     device_trainings: DeviceTrainings
     trainings: AppTrainings
 
-    def __init__(self, socket: Path, open_fitting: OpenFittingTo | None = None) -> None:
+    def __init__(self, socket: Path, open_fitting: OpenFittingTo | None = None, fits_once: bool = False) -> None:
         self.socket = socket
         self.board = open_virtual_board("simulated:orin-nano", 1)
         self.open_steps = lambda: nullcontext(self.board.step)
@@ -86,7 +87,8 @@ class Agent:
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
         if open_fitting is None:
             known = KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=16)), 100)
-            here = FittingHere(Transfer((REFERENCE,), header, 100), self.board.modes)
+            fitting_of = FittingOnce if fits_once else FittingHere
+            here = fitting_of(Transfer((REFERENCE,), header, 100), self.board.modes)
             open_fitting, measured = lambda known: nullcontext(here), MEASURED
         else:  # an app's own workload, with no mode measured
             known, measured = KnownWorkload(Workload(APP, WorkloadFacts(batch=16)), 100), 0
@@ -126,9 +128,10 @@ def agent_at(
     grant_timeout_s: float = 0.2,
     stop_timeout_s: float = 300.0,
     open_fitting: OpenFittingTo | None = None,
+    fits_once: bool = False,
 ) -> Iterator[Agent]:
     """An agent with a grant for round 7/1; with a fitting of its own, it trains the workload `APP`."""
-    agent = Agent(socket, open_fitting)
+    agent = Agent(socket, open_fitting, fits_once)
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
     async def receive(grant: session_pb2.Grant, lifetime_s: float) -> None:

@@ -30,7 +30,7 @@ MAX_GROWTH_BYTES = 200 * 2**20
 """Growth of the process during one campaign, its client and the generator included."""
 
 
-LEAST_PER_S = 1.0
+LEAST_PER_S = 0.5
 """A campaign with fewer inputs per second has not tested much, whatever it has waited for."""
 
 

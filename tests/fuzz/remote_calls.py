@@ -127,13 +127,15 @@ class HostileCall:
                 is_over.wait(ANSWER_S)  # without closing its side of the call
 
         call = raw.stream_stream(self.method.path)(requests())
-        call.add_callback(sent.set)
+        if not call.add_callback(sent.set):
+            sent.set()  # the call has already ended
         try:
             return await asyncio.wait_for(asyncio.to_thread(self._end_of, call, sent), ANSWER_S)
         except asyncio.TimeoutError:
             raise AssertionError(f"no answer within {ANSWER_S:g} s") from None
         finally:
             call.cancel()
+            sent.set()
             is_over.set()
 
     def _end_of(self, call: Any, sent: threading.Event) -> grpc.StatusCode:

@@ -39,7 +39,7 @@ def trainings(plan_id: str) -> list[list[local_pb2.TrainRequest]]:
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    with agent_at(tmp_path_factory.mktemp("agent") / "agent.sock", grant_timeout_s=0.01) as running:
+    with agent_at(tmp_path_factory.mktemp("agent") / "agent.sock", grant_timeout_s=0.01, fits_once=True) as running:
         yield running
 
 

@@ -67,7 +67,7 @@ def test_a_service_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyP
 def test_a_service_that_fails_is_a_failure() -> None:
     def fail(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         context.abort(grpc.StatusCode.UNKNOWN, "a traceback")
-        yield b"never"
+        return iter(())
 
     with service(fail) as channel, pytest.raises(AssertionError, match="UNKNOWN: a traceback"):
         on_loop(HostileCall(METHOD, [b"1"], goes_away=False).ended_with(channel)).result()

@@ -92,9 +92,12 @@ class Memory:
             self.as_cap(hz) if self._cap else None, hz if with_lock and self.has_lock else None, state=None
         )
 
-    def lowest(self, with_lock: bool = True) -> MemorySettings:
-        """Return the settings for the lowest frequency, which lock the memory only if it is locked now."""
-        return self.at(self.table_hz[0], with_lock and bool(self._locked_hz()))
+    def locked_lowest(self) -> MemorySettings:
+        """Return the settings that lower the locked frequency to the lowest; without a lock, they change nothing.
+
+        The cap stays, since some boards cannot raise it again.
+        """
+        return MemorySettings(cap=None, lock_hz=self.table_hz[0] if self._locked_hz() else None, state=None)
 
     def saved(self, knobs: Mapping[str, int]) -> MemorySettings:
         """Return the settings that `knobs` returned."""

@@ -151,7 +151,7 @@ def test_without_json_the_command_prints_a_table(corpus_csv: Path, tmp_path: Pat
         ({"corpus": "nowhere.csv"}, "nowhere.csv: no such file"),
         ({"board": "toaster"}, "unknown board 'toaster'"),
         ({"board": "agx-orin"}, "give --board orin-nano"),
-        ({"minibatch": "0"}, "at least 1 sample"),
+        ({"minibatch": "0"}, "1 to 1,000,000 samples"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(

@@ -143,6 +143,12 @@ def test_truncated_weights_are_refused(weights: bytes) -> None:
         changed(workload={"name": "x"}),
         changed(workload={"name": "x", "minibatch": 0, "minibatches_per_epoch": 1}),
         changed(workload={"name": "x", "minibatch": "16", "minibatches_per_epoch": 1}),
+        changed(workload={"name": "x", "minibatch": 2**64, "minibatches_per_epoch": 1}),
+        changed(workload={"name": "x", "minibatch": 1_000_001, "minibatches_per_epoch": 1}),
+        changed(workload={"name": "x", "minibatch": 16.5, "minibatches_per_epoch": 1}),
+        changed(workload={"name": "x", "minibatch": True, "minibatches_per_epoch": 1}),
+        changed(workload={"name": "x", "minibatch": 16, "minibatches_per_epoch": 1.5}),
+        changed(workload={"name": 3, "minibatch": 16, "minibatches_per_epoch": 1}),
         changed(provenance=3),
     ],
 )
