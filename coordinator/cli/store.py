@@ -11,7 +11,7 @@ import click
 import typer
 
 from coordinator.cli.options import JsonOption
-from wattfleet_io.console import print_json
+from wattfleet_io.console import count_of, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Check, back up and restore the coordinator's store on this machine.")
 
@@ -47,7 +47,7 @@ def check(store: StoreOption = None, config: ConfigOption = None, json_: JsonOpt
         print_json({"store": str(path), "undamaged": True, "rows": rows})
         return
     for table, count in rows.items():
-        print(f"{table}: {count:,} rows")
+        print(f"{table}: {count_of(count, 'row')}")
     print(f"{path} is undamaged")
 
 

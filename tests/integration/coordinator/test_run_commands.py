@@ -58,7 +58,7 @@ async def test_a_round_says_who_trained_why_and_what_failed(config: CoordinatorS
         assert all(each["planned_w"] == by_name[name].power_limit_w for name, each in selected.items())
         shown = (await shell("round", RUN, "1", columns=140)).stdout
         assert f"round 1 of run {RUN}: finished in 41.5 s, began" in shown
-        assert "46.0 W observed" in shown and "energy  1.2 kJ" in shown
+        assert "46.0 W observed" in shown and "energy   1.2 kJ" in shown
         for words in ("the node, is gone for good", "why they were selected", "mode: CPU cores"):
             assert words in shown
         with pytest.raises(InvalidInputError, match=f"run {RUN} has no round 7: list its rounds"):
