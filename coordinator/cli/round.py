@@ -39,12 +39,11 @@ def round_(
 def _print(content: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from wattfleet_io.tables import grouped
+    from wattfleet_io.tables import facts, grouped
 
     console = terminal()
     console.print(_title(content))
-    for line in _totals(content):
-        console.print(Text(line))
+    console.print(facts(_totals(content)))
     if content["selected"]:
         console.print()
         console.print(_selected(content))
@@ -71,27 +70,27 @@ def _title(content: dict[str, Any]) -> Text:
     return Text(f"round {content['round']} of run {content['run_name']}: {state}{began}{workload}", style="bold")
 
 
-def _totals(content: dict[str, Any]) -> list[str]:
+def _totals(content: dict[str, Any]) -> dict[str, str]:
     from coordinator.display.run_totals import trainings_words
 
     if content["unplanned"]:
-        return ["trained without a plan, because the coordinator was away: no budget was kept"]
+        return {"plan": "none, because the coordinator was away: no budget was kept"}
     watts, seconds, joules = (content[key] for key in ("observed_site_w", "observed_s", "training_j"))
     covered = trainings_words(content["observed_trainings"], content["devices"])
-    lines = [
-        f"power   {number(content['planned_w'])} of {number(content['site_budget_w'])} W planned,"
+    lines = {
+        "power": f"{number(content['planned_w'])} of {number(content['site_budget_w'])} W planned,"
         f" {'not observed' if watts is None else f'{number(watts)} W observed'}",
-        f"time    {duration_text(content['planned_s'])} planned,"
+        "time": f"{duration_text(content['planned_s'])} planned,"
         f" {'not observed' if seconds is None else f'{duration_text(seconds)} observed'}",
-        f"energy  {'not observed' if joules is None else f'{energy_text(joules)} for {covered}'}",
-    ]
+        "energy": f"{'not observed' if joules is None else f'{energy_text(joules)} for {covered}'}",
+    }
     if content["trimmed_planned_w"] is not None:
-        lines.append(
-            f"trim    to {number(content['trimmed_planned_w'])} of {number(content['trimmed_site_budget_w'])} W:"
+        lines["trim"] = (
+            f"to {number(content['trimmed_planned_w'])} of {number(content['trimmed_site_budget_w'])} W:"
             f" {content['in_other_mode']:,} in another mode, {content['stopped']:,} stopped"
         )
     if metrics := ", ".join(f"{name} {number(value, 3)}" for name, value in content["metrics"].items()):
-        lines.append(f"metrics {metrics}")
+        lines["metrics"] = metrics
     return lines
 
 

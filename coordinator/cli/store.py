@@ -56,7 +56,7 @@ def check(store: StoreOption = None, config: ConfigOption = None, json_: JsonOpt
         print_json({"store": str(path), "undamaged": True, "rows": rows})
         return
     for table, count in rows.items():
-        print(f"{table}: {count:,} rows")
+        print(f"{table}: {count_of(count, 'row')}")
     print(f"{path} is undamaged")
 
 

@@ -64,6 +64,8 @@ def profile(
         print_json({"device_ids": list(answer.device_ids), "not_told": not_told})
         return
     print_line(f"{count_of(len(answer.device_ids), 'device')} ordered to measure {workload}")
+    if answer.device_ids:
+        print_line("progress: wattfleet coordinator devices --watch; an agent that cannot measure it logs why")
     if not_told:
         terminal().print(grouped(((each, f"not ordered: {reason}") for each, reason in not_told.items()), "yellow"))
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, StoredWorkloadOption, open_named
+from edge_agent.cli.options import (
+    DeviceOption,
+    JsonOption,
+    StateDirOption,
+    StoredWorkloadOption,
+    open_named,
+    repeated_options,
+)
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import MODE_LEGEND, print_json, terminal
 
@@ -143,4 +150,4 @@ def _print(content: Mapping[str, Any], board: str) -> None:
     console.print(MODE_LEGEND, style="dim")
     if content["is_epoch_length_assumed"]:
         console.print(assumed_length(content["minibatches_per_epoch"]), style="dim", soft_wrap=True)
-    console.print(f"Apply it with: wattfleet agent apply {content['argument']}", soft_wrap=True)
+    console.print(f"Apply it with: wattfleet agent apply {content['argument']}{repeated_options()}", soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, StateDirOption, open_named
+from edge_agent.cli.options import DeviceOption, StateDirOption, open_named, repeated_options
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY, INSTALLATION_FILE, SUPERNODE_DIRECTORY
 from wattfleet_identity.invite_input import ArgumentsGiven, read_invite
 from wattfleet_io.console import print_line
@@ -32,6 +32,7 @@ def join(
     """Enrol the device and its SuperNode, with the line of `wattfleet coordinator invite` from standard input."""
     import platform
 
+    from edge_agent.devices.selection import is_virtual
     from edge_agent.runtime.installation import installation_name
     from wattfleet_identity.joining import Applicant, enrol
 
@@ -43,8 +44,11 @@ def join(
     supernode = state_dir / SUPERNODE_DIRECTORY
     found = enrol(invite, applicant, identity or state_dir / IDENTITY_DIRECTORY, supernode)
     print_line(f"SuperNode: {supernode}; SuperLink: {found.superlink or 'the coordinator was not told its address'}")
-    print_line(
-        f"next: wattfleet agent install --coordinator {found.coordinator}"
-        + ("" if found.peer.name == platform.node() else f" --device-id {found.peer.name}")
-        + ", or restart the agent if it is installed"
-    )
+    name = "" if found.peer.name == platform.node() else f" --device-id {found.peer.name}"
+    if is_virtual(device):
+        print_line(f"next: wattfleet agent run --device-id {found.peer.name}{repeated_options()}")
+    else:
+        print_line(
+            f"next: wattfleet agent install --coordinator {found.coordinator}{name}, or restart the agent if it is"
+            " installed"
+        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import click
 import typer
+from click.core import ParameterSource
 
 from edge_agent.workloads.loading import SHIPPED, Processor
 from wattfleet.choosing import WorkloadChanges
@@ -85,6 +87,17 @@ WorkloadChangesOption = Annotated[
 ]
 SocketOption = Annotated[Path, typer.Option("--socket", help="Query the agent that serves this unix socket.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def repeated_options() -> str:
+    """Return `--device` and `--state-dir` as they were typed, for a hint to the next command; empty without them."""
+    ctx = click.get_current_context()
+    typed = [
+        f" {option} {shlex.quote(str(ctx.params[name]))}"
+        for name, option in (("device", "--device"), ("state_dir", "--state-dir"))
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    return "".join(typed)
 
 
 def open_named(spec: str, state_directory: Path, seed: int = 0) -> Device:

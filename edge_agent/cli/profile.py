@@ -21,6 +21,7 @@ from edge_agent.cli.options import (
     ToleranceOption,
     WorkloadOption,
     open_named,
+    repeated_options,
 )
 from edge_agent.cli.profile_method import MethodOption, MethodRequest, planned_method
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
@@ -291,5 +292,6 @@ def _print(found: ManualProfile, planned: PlannedMethod) -> None:
     why = "all searches have ended" if searched else "stopped early: more modes would not help"
     early = "" if measured >= most else f" of at most {most:,}; {why}"
     console.print(
-        f"{count_of(measured, 'mode')}{early}. See the predicted front with: wattfleet agent front", soft_wrap=True
+        f"{count_of(measured, 'mode')}{early}. See the predicted front with: wattfleet agent front{repeated_options()}",
+        soft_wrap=True,
     )

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -81,8 +82,17 @@ class Workloads:
 
     @property
     def profiled_modes(self) -> int:
-        """Number of measured modes of the latest workload."""
-        return 0 if self.latest is None else self.latest.profiled_modes
+        """Number of measured modes of the latest workload, which may have been trained before the agent started."""
+        return self._stored_modes if self.latest is None else self.latest.profiled_modes
+
+    @cached_property
+    def _stored_modes(self) -> int:
+        """Number of measured modes of the workload that was used last when the agent started."""
+        with suppress(WattfleetError):
+            for stored in self._folders.stored()[:1]:
+                predictor = read_predictor(stored.folder)
+                return 0 if predictor is None else int(predictor.details.figures.get("profiled_modes", 0))
+        return 0
 
     def name_of(self, announced: str) -> str:
         """Return a workload's name on this device: a run that does not name one trains the default workload."""

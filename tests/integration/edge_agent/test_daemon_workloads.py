@@ -247,6 +247,21 @@ def test_an_app_that_never_measures_a_mode_is_told_why_and_so_is_the_coordinator
     until(lambda: coordinator.details[-1] == "parked")
 
 
+def test_a_restarted_agent_counts_the_modes_that_it_has_measured(
+    coordinator: CoordinatorInProcess, tmp_path: Path
+) -> None:
+    more = {"modes_first": None, "minibatches_per_epoch": None}
+    with ready_agent(coordinator, tmp_path, new_board(), **more) as running:
+        coordinator.announce("kept")
+        mode = fastest_affordable(front_after(coordinator, "kept"))
+        assert running.round("0", mode, lambda: trains(Loader(300, 16)), workload="kept")
+        until(lambda: front_after(coordinator, "kept").profiled_modes > 0)
+        measured = front_after(coordinator, "kept").profiled_modes
+    with ready_agent(coordinator, tmp_path, new_board(), **more):
+        [state] = [report.state for report in coordinator.reports if report.HasField("state")][-1:]
+        assert state.profiled_modes == measured
+
+
 def test_a_run_may_change_its_batch(coordinator: CoordinatorInProcess, running: RunningAgent) -> None:
     coordinator.announce("grown")
     mode = fastest_affordable(front_after(coordinator, "grown"))

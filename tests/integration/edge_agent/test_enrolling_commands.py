@@ -68,7 +68,8 @@ async def test_a_device_enrols_by_a_pasted_line_and_connects(config: Coordinator
         assert line is not None, invited.output
         joined = await command(*JOIN, line=f"{line[0]}\n")
         assert joined.exit_code == 0, joined.output
-        assert f"wattfleet agent install --coordinator {served.bound.address} --device-id nano-1" in joined.stdout
+        options = "--device-id nano-1 --device simulated:orin-nano --state-dir state"
+        assert f"next: wattfleet agent run {options}\n" in joined.stdout
         assert line[0].split("/")[3] not in joined.output
         installation = Path("state/installation").read_text().strip()
         endpoint = Endpoint.of(None, Path("state/identity"))

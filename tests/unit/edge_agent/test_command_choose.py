@@ -72,10 +72,11 @@ def test_more_watts_are_never_slower(run):
     assert epochs == sorted(epochs, reverse=True)
 
 
-def test_the_chosen_mode_can_be_given_to_apply_as_it_is_printed(run):
+def test_the_chosen_mode_can_be_given_to_apply_as_it_is_printed(run, profiled_state):
     chosen = run("choose", "--budget-w", "12", "--json").content
     shown = run("choose", "--budget-w", "12").out
-    assert f"Apply it with: wattfleet agent apply {chosen['argument']}\n" in shown
+    hint = f"Apply it with: wattfleet agent apply {chosen['argument']} --device {PROFILED} --state-dir {profiled_state}"
+    assert f"{hint}\n" in shown
     assert PowerMode(*map(int, chosen["argument"].split(","))) in board_named("orin-nano").space
 
 
