@@ -65,7 +65,7 @@ def profile(
         return
     print_line(f"{count_of(len(answer.device_ids), 'device')} ordered to measure {workload}")
     if answer.device_ids:
-        print_line("progress: wattfleet coordinator devices --watch; an agent that cannot measure it logs why")
+        print_line("progress: `devices --watch`; an agent that cannot measure it logs why")
     if not_told:
         terminal().print(grouped(((each, f"not ordered: {reason}") for each, reason in not_told.items()), "yellow"))
 

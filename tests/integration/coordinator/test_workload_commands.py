@@ -125,7 +125,7 @@ async def test_devices_are_told_to_measure_a_workload(config: CoordinatorSetting
         order = ("profile", "--workload", "vision", "--synthetic", "resnet18", "--modes", "12", "--devices")
         lines = (await shell(*order, "tag:lab")).stdout.splitlines()
         assert lines[0] == "1 device ordered to measure vision"
-        assert lines[1].startswith("progress: wattfleet coordinator devices --watch")
+        assert lines[1].startswith("progress: `devices --watch`")
         assert lines[2].split()[:6] == ["away", "not", "ordered:", "it", "is", "offline:"]
         told = await orin.hear(orin.profile_orders)
         assert (told.workload.name, told.synthetic, told.modes) == ("vision", "resnet18", 12)

@@ -92,7 +92,7 @@ def test_a_second_run_goes_on_where_the_first_ended(profile, state):
     ended = profile("--modes", 8)
     assert ended.code == 0 and "6 modes already measured" in ended.err
     assert journalled(state)[:6] == first and len(journalled(state)) == 8
-    assert "8 modes." in ended.out and max(map(len, ended.out.splitlines())) <= 100
+    assert "8 modes." in ended.out and max(map(len, ended.out.splitlines()[:-1])) <= 100, "the last is a command"
 
 
 def test_a_wide_tolerance_ends_early_and_none_never_does(profile, state):
