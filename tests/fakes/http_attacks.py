@@ -6,7 +6,7 @@ import socket
 import ssl
 from contextlib import ExitStack, closing, suppress
 
-_WITHIN_S = 60.0
+_WITHIN_S = 30.0
 
 
 def connect(
