@@ -159,6 +159,8 @@ def test_no_state_between_two_modes_draws_more_than_both(tmp_path, board, offlin
     device.apply(device.space.highest)
     lowest, highest = device.space.lowest, device.space.highest
     named = [lowest, highest, lowest._replace(cores=highest.cores), highest._replace(cores=1), lowest]
+    # Few fast cores and a slow GPU, then many slow cores and a fast GPU: once, many fast cores ran for a moment.
+    named += [highest._replace(cores=2, gpu_hz=lowest.gpu_hz), lowest._replace(cores=4, gpu_hz=highest.gpu_hz)]
     for mode in named + [random_mode(draw, device.space) for _ in range(8 * count)]:
         # If the kernel forgets the limits of offline cores, a core is back with the highest until they are set.
         with tree.priced(arrivals_at_old_clocks=offline_policy is None):
