@@ -12,6 +12,7 @@ from coordinator.display.event_words import EVENT_KINDS, subject
 from coordinator.display.run_words import RunNames
 from coordinator.display.view_values import Values, event_values
 from coordinator.page.drawing import drawn
+from coordinator.page.links import device_link, run_link
 from coordinator.page.paging import page_of
 from coordinator.page.snapshots import Snapshots
 from wattfleet.errors import WattfleetError
@@ -70,18 +71,17 @@ async def _found(snapshots: Snapshots, asked: dict[str, str], names: RunNames) -
         limit=_EVENTS,
     )
     values = [event_values(each) for each in await snapshots.queries.events(wanted)]
-    return [{**each, "subject": subject(each, names), "path": _path(each)} for each in values]
+    return [{**each, "subject": subject(each, names), "link": _link(each)} for each in values]
 
 
-def _path(event: Values) -> dict[str, Any] | None:
-    """Where the page shows what an event is about: its path, and its query."""
+def _link(event: Values) -> str | None:
+    """The address of the page that shows what an event is about; None if there is none."""
     if event["kind"] == "device":
-        return {"path": f"/devices/{event['device_id']}", "query": ""}
+        return device_link(event["device_id"])
     if event["kind"] in ("run", "round"):
-        query = f"?round={event['round']}" if event["round"] else ""
-        return {"path": f"/runs/{event['run_id']}", "query": query}
+        return run_link(event["run_id"], event["round"] or None)
     if event["kind"] == "budget":
-        return {"path": "/", "query": "?" + urlencode({"supply": event["supply"]})}
+        return "/?" + urlencode({"supply": event["supply"]})
     return None
 
 

@@ -158,17 +158,18 @@ class SteadyClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not type
             httpx.ConnectError: the SuperLink cannot be used now. Flower then repeats the request.
             httpx.HTTPStatusError: the SuperLink refuses.
         """
-        node_id = self._node_id
-        if node_id is None or isinstance(request, (RegisterNodeFleetRequest, ActivateNodeRequest)):
+        if self._node_id is None or isinstance(request, (RegisterNodeFleetRequest, ActivateNodeRequest)):
             return self._attempted(request, **options)
-        try:
-            return self._attempted(_addressed(request, node_id), **options)
-        except httpx.HTTPStatusError as error:
-            is_leaving = isinstance(request, (DeactivateNodeRequest, UnregisterNodeFleetRequest))
-            if is_leaving or not _is_unauthorized(error):
-                raise
-            self._return(node_id, error)
-        return self._attempted(_addressed(request, self._node_id), **options)
+        for _ in range(2):  # a SuperLink that has just accepted it again can forget it, or learn that it was revoked
+            node_id = self._node_id
+            try:
+                return self._attempted(_addressed(request, node_id), **options)
+            except httpx.HTTPStatusError as error:
+                is_leaving = isinstance(request, (DeactivateNodeRequest, UnregisterNodeFleetRequest))
+                if is_leaving or not _is_unauthorized(error):
+                    raise
+                self._return(node_id, error)
+        raise httpx.ConnectError("the SuperLink has accepted this SuperNode, but not its request")
 
     def _attempted(self, request: Any, **options: Any) -> Any:
         """Send a request, and again after a server error: without end if Flower waits for it, else some times.

@@ -58,7 +58,7 @@ async def a_trained_round(client: Client) -> None:
 TABLES = {
     ("devices",): [ORIN, NANO, "parked"],
     ("device", ORIN): [ORIN, "of 7 modes"],
-    ("runs",): [RUN, WORKLOAD],
+    ("runs",): ["run-", WORKLOAD],
     ("rounds",): [RUN, WORKLOAD, "100.0"],
     ("round", RUN, "1"): [ORIN, NANO, "20.5 s"],
     ("plan", "--dry-run"): [ORIN, NANO],

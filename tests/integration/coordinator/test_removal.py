@@ -218,10 +218,10 @@ async def test_a_run_is_ended_and_deleted_once_its_trainings_are_stopped(
             [run] = await client.runs()
             assert (run.finished, run.error) == (True, _ENDED), "it stays while its watts are held"
             await agent.lease(GrantPhase.OVER, stop)
-        assert (await deleting).stdout == f"run {RUN}: deleted\n"
+        assert (await deleting).stdout == f"run {RUN_NAME}: deleted\n"
         assert await client.runs() == []
         assert await is_audited(client, "")
-    assert f"run {RUN} was {_ENDED}" in caplog.text
+    assert f"run {RUN_NAME} ({RUN}) was {_ENDED}" in caplog.text
 
 
 async def test_a_run_whose_devices_cannot_be_reached_is_not_even_ended(config: CoordinatorSettings) -> None:
@@ -250,8 +250,8 @@ async def test_a_run_that_has_ended_is_kept_while_a_device_still_trains_for_it(c
         with pytest.raises(RequestRefusedError) as refused:
             await shell("delete", RUN)
         assert str(refused.value) == (
-            f"run '{RUN}' has ended, but watts are still held for orin: delete the run when these devices have finished"
-            " their trainings, or pass --end to stop them"
+            f"run '{RUN_NAME}' has ended, but watts are still held for orin: delete the run when these devices have"
+            " finished their trainings, or pass --end to stop them"
         )
         await orin.lease(GrantPhase.OVER, orin.keeps_to)
         assert await asked(shell, "delete", RUN) == [{"run_id": RUN, "name": RUN_NAME, "deleted": True}]

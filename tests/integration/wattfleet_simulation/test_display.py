@@ -40,7 +40,7 @@ def test_without_a_terminal_lines_state_how_far_the_run_is_and_how_long_it_takes
     rounds = [view_pb2.RoundView(round=1, plan=plan, wall_s=25.0, metrics={"accuracy": 0.5})]
     out = io.StringIO()
     display = LineDisplay(Console(file=out, width=200))
-    display.show(Snapshot("training in run 1 of 2", 1, [], rounds, "", {}, 100.0, 3, 170.0))
+    display.show(Snapshot("training in run 1 of 2", 1, [], rounds, None, 0.0, {}, 100.0, 3, 170.0))
     assert out.getvalue().splitlines() == [
         "[ 100.0 s] training in run 1 of 2; about 3 min left",
         "[ 100.0 s] round 1 of 3: 31.0 of 60 W planned, 20 s",
@@ -51,7 +51,7 @@ def test_without_a_terminal_lines_state_how_far_the_run_is_and_how_long_it_takes
 def test_on_a_terminal_the_first_line_states_how_long_the_run_takes() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
     with Live(console=console, auto_refresh=False) as live:
-        LiveDisplay(live).show(Snapshot("training in run 1 of 2", 1, [], [], "", {}, 100.0, 3, 170.0))
+        LiveDisplay(live).show(Snapshot("training in run 1 of 2", 1, [], [], None, 0.0, {}, 100.0, 3, 170.0))
         live.refresh()
     assert "training in run 1 of 2  100 s; about 3 min left" in console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -150,6 +150,43 @@ def test_a_revoked_board_ends_and_says_what_to_do(fleet: CertifiedFleet, caplog:
     assert "it was revoked or forgotten" in caplog.text
 
 
+def test_a_board_that_is_revoked_just_after_its_return_says_what_to_do(
+    fleet: CertifiedFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    superlink = SuperLink(KEY, enrolled={KEY})
+
+    def revoke(_: int) -> None:
+        superlink.restart()
+        superlink.enrolled = {b"other"}
+
+    with enrolled_client(fleet, superlink) as client:
+        client.ActivateNode(ACTIVATE)
+        client.on_new_id = revoke
+        superlink.restart()
+        superlink.register(KEY)
+        with pytest.raises(httpx.HTTPStatusError):
+            pull(client)
+    assert "it was revoked or forgotten" in caplog.text
+
+
+def test_a_board_whose_superlink_is_restarted_again_and_again_returns(fleet: CertifiedFleet) -> None:
+    superlink = SuperLink(KEY, enrolled={KEY})
+
+    def restart(_: int) -> None:
+        superlink.restart()
+        superlink.register(KEY)
+
+    with enrolled_client(fleet, superlink) as client:
+        client.ActivateNode(ACTIVATE)
+        client.on_new_id = restart
+        restart(0)
+        with pytest.raises(httpx.ConnectError, match="has accepted this SuperNode"):  # which Flower repeats
+            pull(client)
+        client.on_new_id = lambda _: None
+        pull(client)
+    assert len(superlink.seen) == 1
+
+
 def test_a_supernode_that_the_user_has_unregistered_ends(caplog: pytest.LogCaptureFixture) -> None:
     superlink = SuperLink(registers_itself=True)
     with plain_client(superlink) as client:
