@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 
 from coordinator.errors import FleetReturningError, NoDevicesError, UnknownRecordError
 from coordinator.repository.repository import FleetRepository
@@ -137,7 +138,7 @@ class RoundPlanning:
             UnknownRecordError: the run does not exist.
         """
         require_epochs(epochs)
-        self._fleet.flower.run(run_id)
+        self._fleet.flower.require_live(run_id)
         await self._await_fronts(run_id, node_ids)
         async with self._lock:
             self._require_connected(self._fleet, node_ids)
@@ -150,10 +151,12 @@ class RoundPlanning:
                     break
             else:
                 raise NoDevicesError("the fleet changes faster than measurements can be planned: try again")
-            self._fleet.flower.run(run_id)  # not deleted meanwhile
-            plan_id = self._fleet.rounds.grants.measure(run_id, plan.assignments, plan.measuring)
+            plan_id = self._fleet.flower.accept_measuring(run_id, plan)
             self._fleet.rounds.grants.pending.hold_back(plan_id)  # until it is stored
-        await self._repository.save()
+        with ExitStack() as otherwise:  # the Flower server would send no trainings
+            otherwise.callback(self._fleet.flower.cancel_measuring, plan_id)
+            await self._repository.save()
+            otherwise.pop_all()
         self._fleet.rounds.grants.pending.let_go(plan_id)
         self._orders.send_due()
         return plan_id, plan, request.nodes
@@ -312,7 +315,6 @@ class RoundPlanning:
                 break
         else:
             raise NoDevicesError("the fleet changes faster than a round can be planned: try again")
-        self._fleet.flower.run(run_id)  # not deleted meanwhile
         self._fleet.flower.accept_plan(request, record)
         self._fleet.rounds.grants.pending.hold_back(record.plan_id)  # until it is stored
         self._fleet.rounds.since_s[record.plan_id] = self._now_s()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from coordinator.errors import NoDevicesError, QuotaExceededError, RunEndedError, UnknownRecordError
 from coordinator.state.agents import Agents
 from coordinator.state.contention import Contention
-from coordinator.state.measuring import MeasuringRequest, survey_of, unmeasured_of
+from coordinator.state.measuring import MeasuringPlan, MeasuringRequest, survey_of, unmeasured_of
 from coordinator.state.names import distinct_run_name, require_metrics, require_name
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.pairing import NodePairings, PairedDevices
@@ -372,8 +372,10 @@ class FlowerRuns:
 
         Raises:
             UnknownRecordError: the run does not exist.
+            RunEndedError: the run has ended.
         """
-        workload = self.run(run_id).workload.name
+        self.require_live(run_id)
+        workload = self.workload_of(run_id)
         nodes = self.paired(node_ids).nodes
         offers = self._offers(self._ready(nodes), workload)
         not_ready = nodes.keys() - {offer.device_id for offer in offers}
@@ -438,14 +440,42 @@ class FlowerRuns:
         Args:
             request: the request that was planned.
             record: the planned round.
+
+        Raises:
+            UnknownRecordError: the run was deleted meanwhile.
+            RunEndedError: the run has ended meanwhile.
         """
+        self.require_live(request.run_id)
         self.contention.waiting.served([request.run_id])
         return self._rounds.add(record)
+
+    def accept_measuring(self, run_id: str, plan: MeasuringPlan) -> str:
+        """Let devices measure, which commits their watts.
+
+        Args:
+            run_id: the run.
+            plan: the devices that measure, one or more.
+
+        Returns:
+            The id that the grants name in place of a round's plan.
+
+        Raises:
+            UnknownRecordError: the run was deleted meanwhile.
+            RunEndedError: the run has ended meanwhile.
+        """
+        self.require_live(run_id)
+        return self._rounds.grants.measure(run_id, plan.assignments, plan.measuring)
 
     def end_measuring(self, run_id: str) -> None:
         """Stop the trainings that a run lets devices run in order to measure, because its round has ended."""
         grants = self._rounds.grants
         grants.stop_measuring([each for each, plan_id in grants.of_measuring() if run_of(plan_id) == run_id])
+
+    def cancel_measuring(self, plan_id: str) -> None:
+        """Cancel the trainings of one request to measure, because it could not be answered."""
+        grants = self._rounds.grants
+        grants.stop_measuring([each for each, named in grants.of_measuring() if named == plan_id])
+        grants.pending.let_go(plan_id)
 
     def stop_measuring(self, run_id: str, node_ids: Sequence[int]) -> set[str]:
         """Stop trainings that are run in order to measure, since a round may need their devices or watts.

@@ -85,18 +85,20 @@ class UnstoredGrants:
                 self._given_up[device_id] = training
                 self._waiting.append(training)
 
-    def check(self, leftover: Callable[[str], GivenUpTraining | None], is_earlier_over: bool) -> None:
-        """Schedule storing which trainings are over, and the lifetime once no device relies on a longer one.
+    def check(self, leftover: Callable[[str], GivenUpTraining | None]) -> None:
+        """Schedule storing which trainings are over.
 
         Args:
             leftover: as above.
-            is_earlier_over: every grant of an earlier process must have lapsed or was renewed since.
         """
         for device_id, stored in list(self._given_up.items()):
             training = leftover(device_id)
             if training is None or training.plan_id != stored.plan_id:
                 del self._given_up[device_id]
                 self._waiting.append(GivenUpTraining(device_id, None))
-        if is_earlier_over and self.lifetime_s != self._own_lifetime_s:
+
+    def earlier_lapsed(self) -> None:
+        """Schedule storing the own lifetime: every grant of an earlier process has lapsed or was renewed since."""
+        if self.lifetime_s != self._own_lifetime_s:
             self.lifetime_s = self._own_lifetime_s
             self._waiting.append(GrantLifetime(self.lifetime_s))

@@ -190,8 +190,9 @@ class DeviceGrant:
         if self.is_on_its_way:
             return self
         # It acts on no grant, and none is on its way: a trim may lower this one as if it had never been sent. Its
-        # training of this plan is over, or must not begin.
-        phase = GrantPhase.OVER if is_of_plan or self.is_given_up else GrantPhase.WAITING
+        # training of this plan is over, or must not begin. Only a training to measure is given up before it is sent.
+        is_over = is_of_plan or (self.is_given_up and not self.is_first)
+        phase = GrantPhase.OVER if is_over else GrantPhase.WAITING
         return replace(self, superseded_w=0.0, phase=phase, was_sent=False, is_confirmed=False, is_rogue=False)
 
     def _began_s(self, phase: GrantPhase, now_s: float | None) -> float | None:

@@ -89,7 +89,7 @@ class Grants:
         for record in rounds:
             for device_id in record.nodes:
                 self._grants.pop(device_id, None)  # a device is planned once its previous grant is over
-            self.commit(record)
+            self._commit(record)
             original = {each.device_id: each.power_limit_w for each in record.plan.original.assignments}
             for device_id in record.nodes:
                 known = self._grants[device_id]
@@ -183,10 +183,9 @@ class Grants:
 
     def commit(self, record: RoundRecord) -> None:
         """Issue the grants of a new plan's assignments."""
-        assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
-        for device_id in record.nodes:
-            assignment = assignments.get(device_id)
-            self._issue(device_id, record.plan_id, assignment, self._longest_s(record.plan, assignment))
+        self._commit(record)
+        # Stored with the round: a restarted coordinator would take an earlier training of its devices for the newer.
+        self.unstored.check(self._leftover)
 
     def reassign(self, record: RoundRecord, device_ids: Collection[str]) -> None:
         """Issue a trimmed plan's grants to the given devices in flight; devices that it no longer contains stop."""
@@ -366,7 +365,9 @@ class Grants:
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
             self.pending.ended(device_id)
-        self.unstored.check(self._leftover, now_s >= self._earlier_until_s)
+        self.unstored.check(self._leftover)
+        if now_s >= self._earlier_until_s:
+            self.unstored.earlier_lapsed()
         return lapsed
 
     def due(self) -> tuple[list[str], list[str]]:
@@ -408,6 +409,12 @@ class Grants:
     def _lasts_s(self, lifetime_s: float) -> float:
         """Seconds after a device's last renewal by which it must be parked."""
         return lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
+
+    def _commit(self, record: RoundRecord) -> None:
+        assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
+        for device_id in record.nodes:
+            assignment = assignments.get(device_id)
+            self._issue(device_id, record.plan_id, assignment, self._longest_s(record.plan, assignment))
 
     def _leftover(self, device_id: str) -> GivenUpTraining | None:
         """A device's training that no round waits for; None if there is none."""

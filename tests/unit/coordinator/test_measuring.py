@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.errors import RunEndedError
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.writer import Writer
 from coordinator.services.orders import Orders, grant_to_message
@@ -16,6 +17,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.measuring import SURVEY_MODES, SURVEYED_OF_KIND
 from coordinator.state.stored_grants import GivenUpTraining, StoredGrants
+from coordinator.store.errors import StoreUnavailableError
 from tests.fakes.obedient_devices import confirm_all, end_training, train
 from tests.fakes.plaintext_context import PlaintextContext
 from tests.fakes.recording_store import RecordingStore
@@ -45,7 +47,7 @@ def measure(fleet: Fleet, node_ids: Sequence[int] = NODES, survey_s: float | Non
     """Let devices measure as the service does; returns their ids."""
     plan = fleet.flower.request_measuring(RUN, node_ids, 1.0, modes, survey_s).planned()
     if plan.assignments:
-        fleet.rounds.grants.measure(RUN, plan.assignments, plan.measuring)
+        fleet.flower.accept_measuring(RUN, plan)
     return [each.device_id for each in plan.assignments]
 
 
@@ -185,6 +187,35 @@ def test_a_grant_that_no_device_has_received_is_over_at_once() -> None:
     assert reserved_w(fleet) == pytest.approx(5.0 + 3.0)
 
 
+def test_a_lease_from_before_the_grant_is_sent_does_not_end_it() -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    fleet.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
+    assert {device_id for device_id, _ in fleet.take_orders()} == {"orin", "nano"}
+    fleet.rounds.grants.session_began("orin", 0.0)
+    fleet.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
+    assert reserved_w(fleet) == pytest.approx(5.0 + 15.0), "it was sent, and has been lost"
+
+
+def test_nobody_measures_for_a_run_that_has_ended() -> None:
+    fleet = fleet_of_app()
+    plan = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0).planned()
+    fleet.flower.finish_run(RUN, "")  # while it was planned
+    with pytest.raises(RunEndedError):
+        fleet.flower.accept_measuring(RUN, plan)
+    with pytest.raises(RunEndedError):
+        measure(fleet)
+
+
+def test_no_round_begins_for_a_run_that_has_ended() -> None:
+    fleet = fleet_of_app()
+    request = fleet.flower.request_round(RUN, 1, NODES, 1.0)
+    record = request.planned()
+    fleet.flower.finish_run(RUN, "")  # while it was planned
+    with pytest.raises(RunEndedError):
+        fleet.flower.accept_plan(request, record)
+
+
 @pytest.mark.parametrize("how", ["round", "run"])
 def test_measuring_ends_with_its_round_and_its_run(how: str) -> None:
     fleet = fleet_of_app()
@@ -227,6 +258,21 @@ def test_after_a_restart_the_watts_count_and_the_device_is_stopped() -> None:
     assert GivenUpTraining("orin", None) in again.rounds.grants.unstored.take()
 
 
+def test_after_a_restart_a_round_counts_that_was_planned_just_after_the_device_had_measured() -> None:
+    fleet = fleet_of_app()
+    measure(fleet, [ORIN_NODE])
+    stored = fleet.rounds.grants.unstored.take()
+    train(fleet, "orin")
+    end_training(fleet, "orin")
+    planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    stored += fleet.rounds.grants.unstored.take()  # with the round
+    newest = {each.device_id: each for each in stored if isinstance(each, GivenUpTraining)}
+    given_up = {device_id: each for device_id, each in newest.items() if each.plan_id is not None}
+    again = restarted(fleet, stored=StoredGrants(120.0, given_up))
+    known = again.rounds.grants.of("orin")
+    assert known is not None and known.plan_id == planned.plan_id and known.granted_w > 0
+
+
 def test_the_grant_states_its_limits() -> None:
     fleet = fleet_of_app()
     measure(fleet)
@@ -253,4 +299,17 @@ async def test_nothing_is_sent_before_it_is_stored() -> None:
     assert {each.device_id for each in stored} == {"orin", "nano"}
     again = await service.PlanMeasuring(request, PlaintextContext())
     assert (again.plan_id, again.not_ready) == ("", 2), "they measure already"
+    await writer.close()
+
+
+async def test_devices_do_not_measure_if_it_cannot_be_stored() -> None:
+    fleet, store = fleet_of_app(), RecordingStore()
+    store.fails_with = StoreUnavailableError("no answer")
+    writer = Writer(store)
+    orders = Orders(fleet)
+    planning = RoundPlanning(FleetRepository(fleet, writer), Leases(0.0), orders, lambda: 0.0)
+    with pytest.raises(StoreUnavailableError):
+        await planning.measure(RUN, NODES, 1.0, 20.0)
+    assert reserved_w(fleet) == pytest.approx(5.0 + 3.0), "the Flower server may request it again"
+    store.fails_with = None
     await writer.close()
