@@ -57,23 +57,38 @@ class Account:
         Returns:
             The watts, negative if the budget holds, and the devices of these that could be sent a lower limit.
         """
-        fleet, world, now_s = self._fleet, self._world, self._world.timeline.now_s
+        fleet, world = self._fleet, self._world
         if sum(map(self.counted_w, world.devices)) <= world.budget_w:
             return -1.0, []
         total_w, could_be_told = 0.0, []
         for device_id in world.devices:
             record, grant = fleet.agents.devices[device_id], fleet.rounds.grants.of(device_id)
             others = fleet.agents.devices.keys() - {device_id}
-            is_counted_on = False
-            if grant is not None and not grant.is_over:
-                sent_id, sent_s = self._sent.get(device_id, (0, 0.0))
-                is_sent = sent_id == grant.grant.grant_id
-                is_late = is_sent and now_s - sent_s >= CONFIRM_TIMEOUT_S
-                is_there = fleet.agents.is_connected(device_id) and (device_id in self._heard or is_sent)
-                is_expected = not grant.was_sent and now_s - self._started_s < world.lifetime_s
-                is_counted_on = grant.is_confirmed or not is_late if is_there else is_expected
+            is_there, is_counted_on = self._counts_on(device_id)
+            if grant is not None and is_there and is_counted_on:
                 can_be_lowered = grant.is_given_up or not fleet.agents.is_profiling(device_id)
-                if is_there and is_counted_on and can_be_lowered and grant.granted_w > (record.idle_w or 0.0):
+                if can_be_lowered and grant.granted_w > (record.idle_w or 0.0):
                     could_be_told.append(device_id)
             total_w += sum(fleet.draw.elsewhere_w(others, {device_id} if is_counted_on else frozenset()).values())
         return total_w - world.budget_w, could_be_told
+
+    def measuring(self) -> dict[str, str]:
+        """The devices that can be counted on and may measure, each with the id of its training."""
+        grants, found = self._fleet.rounds.grants, {}
+        for device_id in self._world.devices:
+            known = grants.of(device_id)
+            if known is not None and known.grant.measuring and known.granted_w and self._counts_on(device_id)[1]:
+                found[device_id] = known.plan_id
+        return found
+
+    def _counts_on(self, device_id: str) -> tuple[bool, bool]:
+        """Whether a device with a grant can be sent another one, and whether it can be counted on."""
+        fleet, now_s, grant = self._fleet, self._world.timeline.now_s, self._fleet.rounds.grants.of(device_id)
+        if grant is None or grant.is_over:
+            return False, False
+        sent_id, sent_s = self._sent.get(device_id, (0, 0.0))
+        is_sent = sent_id == grant.grant.grant_id
+        is_late = is_sent and now_s - sent_s >= CONFIRM_TIMEOUT_S
+        is_there = fleet.agents.is_connected(device_id) and (device_id in self._heard or is_sent)
+        is_expected = not grant.was_sent and now_s - self._started_s < self._world.lifetime_s
+        return is_there, grant.is_confirmed or not is_late if is_there else is_expected

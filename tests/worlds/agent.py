@@ -22,6 +22,9 @@ from wattfleet_proto.v1 import session_pb2
 if TYPE_CHECKING:
     from tests.worlds.world import World
 
+PROFILE_MODES = 50
+"""Modes that a device should measure of each workload."""
+
 APPLYING_S = 2.0
 """Seconds that setting a power mode takes at most."""
 
@@ -47,6 +50,7 @@ class Device:
     Attributes:
         id: its name.
         fronts: the power of its modes, by workload.
+        measured_modes: number of modes that it has measured, by workload.
         idle_w: power while parked.
         is_profiling: whether it measures itself, at worst in the mode with the highest power.
         unreachable_until_s: no session can begin before this time.
@@ -56,6 +60,7 @@ class Device:
 
     def __init__(self, world: World, device_id: str, fronts: dict[str, Front], idle_w: float, drift: float) -> None:
         self.id, self.fronts, self.idle_w = device_id, fronts, idle_w
+        self.measured_modes = dict.fromkeys(fronts, PROFILE_MODES)
         self.stream: Stream | None = None
         self.is_profiling = False
         self.unreachable_until_s = self.flaps_until_s = 0.0
@@ -359,8 +364,14 @@ class Device:
         self._in_this_life(PARKING_S * self.rng.random(), parked)
 
     def _training_ended(self, training: Grant, is_finished: bool) -> None:
-        """Report the observation of a finished training."""
-        if is_finished:
+        """Report the observation of a finished training, or the front after one that was run in order to measure."""
+        if is_finished and training.measuring is not None:
+            workload = workload_of(training.plan_id)
+            measured = self.measured_modes[workload] + training.measuring.modes
+            self.measured_modes[workload] = min(measured, PROFILE_MODES)
+            self._prepare()
+            self._send_soon()
+        elif is_finished:
             self._observed(training, self._epoch_s(training), training.power_limit_w)
 
     def _observed(self, training: Grant, epoch_s: float, power_w: float) -> None:

@@ -11,7 +11,7 @@ from coordinator.services.orders import grant_to_message
 from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
-from coordinator.state.records import DeviceRecord, RoundRecord
+from coordinator.state.records import DeviceRecord, RoundRecord, run_of
 from tests.worlds.account import Account
 from tests.worlds.round_planning import RoundPlanning
 from tests.worlds.stored import Repository, Stored
@@ -19,7 +19,7 @@ from tests.worlds.timeline import CLOSED, Stream
 from tests.worlds.timeouts import RETURN_GRACE_S, TICK_S
 from tests.worlds.workloads import workload_of
 from wattfleet.budgets import InForce
-from wattfleet.modes import Workload
+from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
 from wattfleet.planning import Allowance
 from wattfleet.planning.offers import SITE
 from wattfleet_proto.convert import (
@@ -117,8 +117,7 @@ class Coordinator:
         """Enrol a device and its Flower node, and store them, before the world begins."""
         assert self.fleet is not None
         self.fleet.agents.connect(device.id, "orin-nx", "simulated", 100)
-        for name, front in device.fronts.items():
-            self.fleet.agents.report_front(device.id, front, device.idle_w, 50, "", Workload(name), 100)
+        self._take_fronts(device, device.idle_w)
         self._repository.save("device", device.id, self.fleet.agents.disconnect(device.id))
         self.fleet.flower.bind_node(node, device.id)
 
@@ -167,10 +166,7 @@ class Coordinator:
             self._world.oracle.removal_heard(device_id, message.removed.workload)
             self._repository.save("device", device_id, record, acknowledge)
         elif body == "front":
-            for name, front in self._world.devices[device_id].fronts.items():
-                record = self.fleet.agents.report_front(
-                    device_id, front, message.front.idle_w, 50, "", Workload(name), 100
-                )
+            record = self._take_fronts(self._world.devices[device_id], message.front.idle_w)
             self._repository.save("device", device_id, record, acknowledge)
         else:
             seen = message.observation
@@ -181,6 +177,15 @@ class Coordinator:
                 acknowledge()
             else:
                 self._repository.save_round(seen.plan_id, acknowledge)
+
+    def _take_fronts(self, device: Device, idle_w: float) -> DeviceRecord:
+        """Take the fronts of all workloads; the length of an epoch is known once any mode was measured."""
+        assert self.fleet is not None
+        for name, front in device.fronts.items():
+            modes = device.measured_modes[name]
+            length = ASSUMED_MINIBATCHES_PER_EPOCH if modes else None
+            record = self.fleet.agents.report_front(device.id, front, idle_w, modes, "", Workload(name), length)
+        return record
 
     def _take_front(self, device_id: str, report: session_pb2.FrontReport) -> DeviceRecord:
         assert self.fleet is not None
@@ -300,6 +305,7 @@ class Coordinator:
             self._end(self._sessions[lease])
 
     def _put_in_force(self, trimmed: list[RoundRecord]) -> None:
+        self._world.oracle.trimmed(trimmed)
         self._send_due()
         for record in trimmed:
             self._repository.save_round(record.plan_id)
@@ -333,12 +339,15 @@ class Coordinator:
         """Finish a run."""
         if self.fleet is not None and run_id in self.fleet.flower.runs:
             self._repository.save("run", run_id, self.fleet.flower.finish_run(run_id, ""))
+            self._world.oracle.run_ended(run_id)
             self._send_due()
 
     def finish_round(self, plan_id: str) -> None:
         """Finish a round."""
         if self.fleet is not None and self._repository.is_known(plan_id):
-            self._repository.save("round", plan_id, self.fleet.rounds.finish(plan_id, [], 3.0))
+            finished = self.fleet.rounds.finish(plan_id, [], 3.0)
+            self.fleet.flower.end_measuring(run_of(plan_id))
+            self._repository.save("round", plan_id, finished)
             self._send_due()
 
     def abandon(self, plan_id: str) -> None:
@@ -350,6 +359,17 @@ class Coordinator:
         """Plan a round, and reply with it once it is stored."""
         if self.fleet is not None and run_id in self.fleet.flower.runs:
             self._planning.plan(run_id, number, nodes, reply)
+
+    def measure(self, run_id: str, nodes: list[int], survey_s: float | None, reply: Any) -> None:
+        """Let devices measure, and reply with their ids once it is stored."""
+        if self.fleet is not None and run_id in self.fleet.flower.runs:
+            self._planning.measure(run_id, nodes, survey_s, reply)
+
+    def stop_measuring(self, run_id: str, nodes: list[int]) -> None:
+        """Stop the devices that measure, as the next plan of a run does."""
+        if self.fleet is not None:
+            self.fleet.flower.stop_measuring(run_id, nodes)
+            self._send_due()
 
     def _is_returning(self, nodes: list[int]) -> bool:
         assert self.fleet is not None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coordinator.state.records import run_of
 from edge_agent.session.held_grant import Grant as AgentGrant
 from tests.worlds.plan_oracle import MOST_TRIED, better_plan, is_on, points_of
 from tests.worlds.timeouts import DRIFT, TICK_S
@@ -56,6 +58,7 @@ class Oracle:
     def __init__(self, world: World) -> None:
         self._world = world
         self._cut_s = -float("inf")
+        self._ended_s: dict[str, float] = {}
         self._sent_w: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         self._ledgers: dict[str, Ledger] = defaultdict(Ledger)
         self._unanswered_since_s: float | None = None
@@ -66,6 +69,10 @@ class Oracle:
     def cut(self) -> None:
         """The budget falls."""
         self._cut_s = self._world.timeline.now_s
+
+    def run_ended(self, run_id: str) -> None:
+        """The coordinator learns that a run has ended."""
+        self._ended_s[run_id] = self._world.timeline.now_s
 
     def issued(self, device_id: str, grant: Grant) -> None:
         """The coordinator sends a grant."""
@@ -130,6 +137,12 @@ class Oracle:
     def planned(self, request: RoundRequest, record: RoundRecord) -> None:
         """A plan is put in force."""
         workload = workload_of(record.run_id)
+        for device_id, plan_id in self._world.coordinator.account.measuring().items():
+            self._require(
+                "yields",
+                device_id not in request.nodes and run_of(plan_id) == record.run_id,
+                f"{device_id} measures for {plan_id} while {record.plan_id} is planned",
+            )
         factors = {each.device_id: self.factor(each.device_id, workload) for each in request.offers}
         for assigned in record.plan.assignments:
             fronts = self._world.devices[assigned.device_id].reported_fronts(workload)
@@ -148,6 +161,19 @@ class Oracle:
         }
         better = better_plan(request, record, fronts_of)
         self._require("best plan", better is None, f"{record.plan_id} has {better}")
+
+    def measures(self, plan_id: str) -> None:
+        """Devices are granted watts to measure."""
+        counted_w = sum(map(self._world.coordinator.account.counted_w, self._world.devices))
+        budget_w = self._world.budget_w
+        self._require("fits", counted_w <= budget_w + _EPS_W, f"{counted_w:.0f} W of {budget_w:.0f} W with {plan_id}")
+
+    def trimmed(self, records: Sequence[RoundRecord]) -> None:
+        """Rounds are trimmed to a budget."""
+        if records:
+            measuring = self._world.coordinator.account.measuring()
+            trimmed = [each.plan_id for each in records]
+            self._require("measuring first", not measuring, f"{trimmed} are trimmed, although {measuring} measure")
 
     def _front_of(self, offer: Offer, workload: str, factor: float) -> Front:
         """The reported front of a device that the plan was made from."""
@@ -173,6 +199,7 @@ class Oracle:
         world, now_s = self._world, self._world.timeline.now_s
         devices = world.devices.values()
         self._check_orders()
+        self._check_ended()
         drawing = [device for device in devices if device.training is not None or device.is_profiling]
         if not drawing:
             return
@@ -185,6 +212,8 @@ class Oracle:
                 late_s = device.clock_s() - self._ledgers[device.id].lapses_s
                 if late_s > PARKING_S + 0.1:
                     raise self._broken("lapsed", f"{device.id} trains {late_s:.1f} s after its grant lapsed")
+                if device.training.measuring is not None:
+                    self._check_measuring(device, run_of(device.training.plan_id))
         total_w = sum(device.drawn_w for device in devices)
         if total_w <= world.budget_w + _EPS_W:
             return
@@ -226,6 +255,26 @@ class Oracle:
                 f"devices may draw {excess_w:.0f} W above the budget of {world.budget_w:.0f} W, although"
                 f" {could_be_told} could be sent an order; no order is on its way since {waited_s:.2f} s",
             )
+
+    def _check_ended(self) -> None:
+        """Check the coordinator's own account: nobody may measure for a run that has ended."""
+        fleet = self._world.coordinator.fleet
+        if fleet is None:
+            return
+        for device_id, plan_id in fleet.rounds.grants.of_measuring():
+            known = fleet.rounds.grants.of(device_id)
+            if known is not None and known.granted_w and fleet.flower.run(run_of(plan_id)).finished:
+                raise self._broken("ended", f"{device_id} may measure for {plan_id}, although the run has ended")
+
+    def _check_measuring(self, device: Device, run_id: str) -> None:
+        """Check that a device stops measuring soon after the end of the run."""
+        world, fleet = self._world, self._world.coordinator.fleet
+        if fleet is None or not fleet.flower.run(run_id).finished:
+            return
+        since_s = world.timeline.now_s - self._ended_s[run_id]
+        is_late = since_s > world.lifetime_s * (1 + DRIFT) + world.margin_s
+        if is_late or (since_s > PROMPTLY_S and world.is_sound_since(self._ended_s[run_id])):
+            raise self._broken("ended", f"{device.id} measures {since_s:.1f} s after the end of {run_id}")
 
     def _broken(self, promise: str, text: str) -> BrokenPromiseError:
         return BrokenPromiseError(promise, f"at {self._world.timeline.now_s:.2f} s: {text}")

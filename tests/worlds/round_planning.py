@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from coordinator.errors import RunEndedError
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord
+from tests.worlds.agent import PROFILE_MODES
 from tests.worlds.stored import Later, Repository
 from wattfleet.errors import WattfleetError
 
@@ -15,7 +17,11 @@ if TYPE_CHECKING:
 
 Reply = Callable[[RoundRecord], None]
 
+MeasuringReply = Callable[[str, list[str]], None]
+"""Takes the id that stands in place of a plan's, and the devices that measure."""
+
 _CONFIRM_S, _CONFIRM_POLL_S = 2.0, 0.1
+_MEASURING_ENDS_S = 10.0
 _ATTEMPTS = 3
 
 
@@ -53,7 +59,16 @@ class RoundPlanning:
         if self._is_returning(nodes) or self._is_planning:
             return
         self._is_planning = True
-        self._confirm(run_id, number, nodes, reply, self._world.timeline.now_s + _CONFIRM_S)
+        self._end_measuring(run_id, number, nodes, reply, self._world.timeline.now_s + _MEASURING_ENDS_S)
+
+    def _end_measuring(self, run_id: str, number: int, nodes: list[int], reply: Reply, until_s: float) -> None:
+        """Stop the devices that measure, and wait until they can train."""
+        measuring = self._fleet.flower.stop_measuring(run_id, nodes)
+        self._send_due()
+        if measuring and self._world.timeline.now_s < until_s:
+            self._later(_CONFIRM_POLL_S, lambda: self._end_measuring(run_id, number, nodes, reply, until_s))
+        else:
+            self._confirm(run_id, number, nodes, reply, self._world.timeline.now_s + _CONFIRM_S)
 
     def _confirm(self, run_id: str, number: int, nodes: list[int], reply: Reply, until_s: float) -> None:
         """Release the nodes' devices, and wait until they have confirmed this."""
@@ -82,7 +97,11 @@ class RoundPlanning:
                     self._is_planning = False
                 return
             self._is_planning = False
-            self._fleet.flower.accept_plan(request, record)
+            try:
+                self._fleet.flower.accept_plan(request, record)
+            except RunEndedError as error:
+                self._world.note(f"{run_id}/{number} is not planned: {error}")
+                return
             self._world.oracle.planned(request, record)
             parts = {each.device_id: each.power_limit_w for each in record.plan.assignments}
             self._world.note(f"planned {record.plan_id}: {parts} within {self._world.budget_w:.0f} W")
@@ -99,3 +118,47 @@ class RoundPlanning:
             reply(self._fleet.rounds.records[plan_id])
 
         self._repository.save_round(plan_id, saved)
+
+    def measure(self, run_id: str, nodes: list[int], survey_s: float | None, reply: MeasuringReply) -> None:
+        """Let devices measure with the watts that are left, and reply once it is stored."""
+        if not self._is_returning(nodes) and not self._is_planning:
+            self._is_planning = True
+            self._measure(run_id, nodes, survey_s, reply, _ATTEMPTS)
+
+    def _measure(
+        self, run_id: str, nodes: list[int], survey_s: float | None, reply: MeasuringReply, attempts: int
+    ) -> None:
+        flower, pending = self._fleet.flower, self._fleet.rounds.grants.pending
+
+        def planned() -> None:
+            if self._fleet.is_outdated(run_id, plan.assignments):
+                self._measure(run_id, nodes, survey_s, reply, attempts - 1)
+                return
+            self._is_planning = False
+            try:
+                plan_id = flower.accept_measuring(run_id, plan)
+            except RunEndedError as error:
+                self._world.note(f"nobody measures for {run_id}: {error}")
+                return
+            self._world.oracle.measures(plan_id)
+            parts = {each.device_id: each.power_limit_w for each in plan.assignments}
+            self._world.note(f"planned {plan_id}: {parts} within {self._world.budget_w:.0f} W")
+            pending.hold_back(plan_id)
+
+            def saved() -> None:
+                pending.let_go(plan_id)
+                self._send_due()
+                reply(plan_id, sorted(parts))
+
+            self._repository.save_grants(saved)
+
+        try:
+            plan = flower.request_measuring(run_id, nodes, 1.0, PROFILE_MODES, survey_s).planned()
+        except RunEndedError as error:
+            self._world.note(f"nobody measures for {run_id}: {error}")
+            self._is_planning = False
+            return
+        if plan.assignments and attempts:  # the fleet changes in the meantime
+            self._later(0.3 * self._world.rng.random(), planned)
+        else:
+            self._is_planning = False

@@ -79,6 +79,39 @@ def plan_and_crash(world: World) -> None:
         world.timeline.after(1.0, lambda: device.ask_to_train(plan_id, 30.0, False))
 
 
+def survey(world: World) -> None:
+    _server(world).survey()
+
+
+def measure_beside(world: World) -> None:
+    """A round is planned, and what it leaves out measures."""
+    server = _server(world)
+    if not server.open:
+        server.plan()
+    world.timeline.after(1.0 + world.rng.random(), partial(server.measure, None))
+
+
+def measure_in_trouble(world: World) -> None:
+    """While devices begin to measure, the coordinator crashes, or the run, its round or its Flower server ends."""
+    rng, server, device = world.rng, _server(world), _device(world)
+    server.measure(None)
+
+    def finish_round() -> None:
+        if server.open:
+            server.finish_round(max(server.open))
+
+    troubles = (
+        partial(world.coordinator.crash, 1.0 + 5.0 * rng.random()),
+        server.finish_run,
+        finish_round,
+        partial(server.restart, rng.random() < 0.5),
+        partial(device.restart, 1.0 + 5.0 * rng.random()),
+    )
+    if rng.random() < 0.3:
+        world.coordinator.stored.fails_until_s = world.timeline.now_s + 3.0
+    world.timeline.after(1.5 * rng.random(), rng.choice(troubles))
+
+
 def finish_unheard(world: World) -> None:
     """A training finishes while the session is lost; then the agent and Flower's node restart.
 
@@ -292,6 +325,9 @@ RULES: dict[str, tuple[int, Callable[[World], None]]] = {
     "plan": (20, plan),
     "plan and finish": (3, plan_and_finish),
     "plan and crash": (2, plan_and_crash),
+    "survey and plan": (6, survey),
+    "measure beside a round": (6, measure_beside),
+    "measure in trouble": (3, measure_in_trouble),
     "finish unheard": (2, finish_unheard),
     "finish round": (5, finish_round),
     "give a device up and plan": (4, give_up_device),

@@ -71,6 +71,10 @@ class Repository:
         """Save a record in the background; call `then` once it is on disk."""
         assert self._world.coordinator.fleet is self._fleet, "a coordinator that is down saves nothing"
         self.unsaved[kind, key] = record
+        self.save_grants(then)
+
+    def save_grants(self, then: Action | None = None) -> None:
+        """Save what has to be stored about grants, with all that is unsaved."""
         for each in self._fleet.rounds.grants.unstored.take():
             if isinstance(each, GivenUpTraining):
                 self.unsaved["given_up", each.device_id] = each

@@ -11,13 +11,14 @@ from unittest.mock import patch
 
 from coordinator.settings import GrantSettings
 from tests.fakes.fronts import front
-from tests.worlds.agent import Device
+from tests.worlds.agent import PROFILE_MODES, Device
 from tests.worlds.coordinator import Coordinator
 from tests.worlds.flower import FlowerServer
 from tests.worlds.oracle import BrokenPromiseError, Oracle
 from tests.worlds.rules import RULES, Step
 from tests.worlds.timeline import Timeline
 from tests.worlds.timeouts import CONFIRM_TIMEOUT_S, LEASE_S, LIFETIMES_S, MARGIN_S
+from tests.worlds.workloads import workload_of
 from wattfleet.choosing import Front
 from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
 
@@ -75,9 +76,11 @@ class World:
     def _new_devices(self, rng: random.Random, seed: int) -> Mapping[str, Device]:
         devices = {}
         others = random.Random(-1 - seed)
+        measured = random.Random(f"modes measured in world {seed}")
         for k in range(rng.randint(2, 4)):
             fronts = {"a": _front(rng), "b": _front(others)}
             device = Device(self, f"d{k}", fronts, float(rng.randint(1, 4)), rng.uniform(-0.009, 0.009))
+            device.measured_modes = {name: measured.choice((0, 0, 5, PROFILE_MODES)) for name in fronts}
             devices[device.id] = device
             self.coordinator.enrol(device, k)
         return devices
@@ -143,8 +146,12 @@ class World:
             device.unreachable_until_s = device.flaps_until_s = 0.0
             device.app_dies()
         self.timeline.advance(40.0)  # coordinators and agents that are down restart, and silent sessions end
-        for server in self.servers:
-            server.finish_run()
+        self.servers[0].finish_run()
+        for server in self.servers[1:]:
+            if self.rng.random() < 0.5:
+                server.finish_run()
+            else:
+                server.restart(resumes=True)  # what it had sent is forgotten
         for device in self.devices.values():
             self.coordinator.drain(device.id, False)
             device.app_dies()
@@ -154,21 +161,42 @@ class World:
         for record in fleet.rounds.in_flight():  # rounds that their server has forgotten
             self.coordinator.abandon(record.plan_id)
         self.timeline.advance(self.lifetime_s * 1.01 + self.margin_s + 2.0)
+        run_id, nodes = self.servers[0].run_id, list(range(len(self.devices)))
+        self._measure_at_rest(run_id, nodes)
         request = None
         try:
-            request = fleet.flower.request_round(self.servers[0].run_id, 1, list(range(len(self.devices))), 1.0)
+            request = fleet.flower.request_round(run_id, 1, nodes, 1.0)
         finally:
             offered = {offer.device_id for offer in request.offers} if request else set()
             if left_out := self.devices.keys() - offered:
                 raise BrokenPromiseError("plannable", f"{sorted(left_out)} cannot be planned in a quiet world")
         record = fleet.flower.accept_plan(request, request.planned())
         self.timeline.advance(1.0)
-        for device_id in sorted(record.nodes):
-            self.devices[device_id].ask_to_train(record.plan_id, 5.0, False)
+        self._train_at_rest(record.plan_id, sorted(record.nodes), 5.0)
+
+    def _measure_at_rest(self, run_id: str, nodes: list[int]) -> None:
+        """Check that devices measure, whatever was forgotten, and stop when a round needs them."""
+        self.coordinator.stop_measuring(run_id, nodes)
+        self.timeline.advance(3.0)
+        measuring: dict[str, list[str]] = {}
+        self.coordinator.measure(run_id, nodes, None, measuring.__setitem__)
+        self.timeline.advance(1.0)
+        name = workload_of(run_id)
+        should = {each.id for each in self.devices.values() if each.measured_modes[name] < PROFILE_MODES}
+        if left_out := should.difference(*measuring.values()):
+            raise BrokenPromiseError("measurable", f"{sorted(left_out)} do not measure in a quiet world")
+        for plan_id, device_ids in measuring.items():
+            self._train_at_rest(plan_id, device_ids, 1e4)
+        self.coordinator.stop_measuring(run_id, nodes)
+        self.timeline.advance(5.0)
+
+    def _train_at_rest(self, plan_id: str, device_ids: Sequence[str], lasts_s: float) -> None:
+        for device_id in device_ids:
+            self.devices[device_id].ask_to_train(plan_id, lasts_s, False)
         self.timeline.advance(8.0)
-        idle = [each for each in record.nodes if not self.oracle.has_trained(each, record.plan_id)]
+        idle = [each for each in device_ids if not self.oracle.has_trained(each, plan_id)]
         if idle:
-            raise BrokenPromiseError("plannable", f"{idle} do not train in a quiet world")
+            raise BrokenPromiseError("plannable", f"{idle} do not train for {plan_id} in a quiet world")
 
 
 def run(seed: int, steps: Sequence[Step], notes: list[str] | None = None) -> BrokenPromiseError | None:
