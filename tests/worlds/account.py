@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from coordinator.state.fleet import Fleet
@@ -60,17 +61,36 @@ class Account:
         fleet, world = self._fleet, self._world
         if sum(map(self.counted_w, world.devices)) <= world.budget_w:
             return -1.0, []
-        total_w, could_be_told = 0.0, []
+        could_be_told = []
         for device_id in world.devices:
             record, grant = fleet.agents.devices[device_id], fleet.rounds.grants.of(device_id)
-            others = fleet.agents.devices.keys() - {device_id}
-            is_there, is_counted_on = self._counts_on(device_id)
-            if grant is not None and is_there and is_counted_on:
+            if grant is not None and all(self._counts_on(device_id)):
                 can_be_lowered = grant.is_given_up or not fleet.agents.is_profiling(device_id)
                 if can_be_lowered and grant.granted_w > (record.idle_w or 0.0):
                     could_be_told.append(device_id)
-            total_w += sum(fleet.draw.elsewhere_w(others, {device_id} if is_counted_on else frozenset()).values())
-        return total_w - world.budget_w, could_be_told
+        return self._expected_w() - world.budget_w, could_be_told
+
+    def _expected_w(self) -> float:
+        """The power of all devices once every device that can be counted on keeps to its newest grant."""
+        fleet, total_w = self._fleet, 0.0
+        for device_id in self._world.devices:
+            others = fleet.agents.devices.keys() - {device_id}
+            believed = {device_id} if self._counts_on(device_id)[1] else frozenset()
+            total_w += sum(fleet.draw.elsewhere_w(others, believed).values())
+        return total_w
+
+    def limits_w(self) -> dict[str, float]:
+        """The power that rounds grant each of their devices, idle power included."""
+        return {
+            device_id: max(known.granted_w, self._fleet.agents.devices[device_id].idle_w or 0.0)
+            for device_id, known in self._fleet.rounds.grants.in_flight()
+        }
+
+    def spared_w(self, before_w: Mapping[str, float]) -> float:
+        """The watts within the budget that are left if the rounds in flight keep the limits that they had before."""
+        now_w = self.limits_w()
+        lowered_w = sum(watts - now_w.get(device_id, watts) for device_id, watts in before_w.items())
+        return self._world.budget_w - self._expected_w() - lowered_w
 
     def measuring(self) -> dict[str, str]:
         """The devices that can be counted on and may measure, each with the id of its training."""

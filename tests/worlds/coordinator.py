@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -299,13 +300,15 @@ class Coordinator:
         assert self.fleet is not None
         self._in_this_life(TICK_S, self._tick)
         self.fleet.check_grants()
-        self._put_in_force(self.fleet.trim())
+        self._trim(self.fleet.trim)
         self._leases.take_missing(self._now_s())
         for lease in self._leases.expired(self._now_s()):
             self._end(self._sessions[lease])
 
-    def _put_in_force(self, trimmed: list[RoundRecord]) -> None:
-        self._world.oracle.trimmed(trimmed)
+    def _trim(self, trim: Callable[[], list[RoundRecord]]) -> None:
+        before_w = self.account.limits_w()
+        trimmed = trim()
+        self._world.oracle.trimmed(trimmed, before_w)
         self._send_due()
         for record in trimmed:
             self._repository.save_round(record.plan_id)
@@ -315,7 +318,7 @@ class Coordinator:
     def set_budget(self, watts: float) -> None:
         """Put another budget in force; a coordinator that is not running reads it when it starts."""
         if self.fleet is not None:
-            self._put_in_force(self.fleet.set_budget(SITE, InForce(watts, "query", False, "the meter")))
+            self._trim(partial(self.fleet.set_budget, SITE, InForce(watts, "query", False, "the meter")))
 
     def drain(self, device_id: str, is_drained: bool) -> None:
         """Exclude a device from new rounds, or include it again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -168,12 +168,14 @@ class Oracle:
         budget_w = self._world.budget_w
         self._require("fits", counted_w <= budget_w + _EPS_W, f"{counted_w:.0f} W of {budget_w:.0f} W with {plan_id}")
 
-    def trimmed(self, records: Sequence[RoundRecord]) -> None:
-        """Rounds are trimmed to a budget."""
+    def trimmed(self, records: Sequence[RoundRecord], before_w: Mapping[str, float]) -> None:
+        """Rounds are trimmed to a budget; this must be necessary, although nobody measures any more."""
         if records:
-            measuring = self._world.coordinator.account.measuring()
+            account = self._world.coordinator.account
+            measuring, spared_w = account.measuring(), account.spared_w(before_w)
             trimmed = [each.plan_id for each in records]
             self._require("measuring first", not measuring, f"{trimmed} are trimmed, although {measuring} measure")
+            self._require("measuring first", spared_w < 0, f"{trimmed} are trimmed, although {spared_w:.0f} W are left")
 
     def _front_of(self, offer: Offer, workload: str, factor: float) -> Front:
         """The reported front of a device that the plan was made from."""

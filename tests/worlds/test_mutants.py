@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import replace
 
 import pytest
 
 from coordinator.state.fleet import Fleet
+from coordinator.state.flower import FlowerRuns
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import DeviceRecord, RoundRecord
 from coordinator.state.rounds.device_grant import DeviceGrant
@@ -167,6 +168,75 @@ def plans_count_on_unconfirmed_orders(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def measuring_counts_0(patch: pytest.MonkeyPatch) -> None:
+    counted_w = DeviceGrant.counted_w.fget
+    assert counted_w is not None
+    patch.setattr(DeviceGrant, "counted_w", property(lambda self: 0.0 if self.grant.measuring else counted_w(self)))
+
+
+def measuring_outlasts_a_cut(patch: pytest.MonkeyPatch) -> None:
+    given_up = Grants.given_up
+    patch.setattr(Grants, "given_up", lambda self: (each for each in given_up(self) if not each[1].grant.measuring))
+
+
+def rounds_are_trimmed_before_measuring_ends(patch: pytest.MonkeyPatch) -> None:
+    stop_given_up, trim_to_budgets = Fleet._stop_given_up, Fleet._trim_to_budgets
+
+    def trim_first(self: Fleet, counted_on: CountedOn, trimmed: dict[str, RoundRecord]) -> None:
+        trim_to_budgets(self, counted_on, trimmed)
+        stop_given_up(self, counted_on, self._exceeded(frozenset()))
+
+    patch.setattr(Fleet, "_stop_given_up", lambda self, counted_on, exceeded: None)
+    patch.setattr(Fleet, "_trim_to_budgets", trim_first)
+
+
+def a_restart_forgets_who_measures(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Grants, "_continue_stopping", lambda self, training, limit_w: None)
+
+
+def a_restart_stops_a_round_for_an_earlier_measuring(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Grants, "commit", Grants._commit)
+
+
+def measuring_begins_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
+    hold_back = PendingGrants.hold_back
+
+    def only_rounds(self: PendingGrants, plan_id: str) -> None:
+        if "measuring" not in plan_id:
+            hold_back(self, plan_id)
+
+    patch.setattr(PendingGrants, "hold_back", only_rounds)
+
+
+def a_round_does_not_end_measuring(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FlowerRuns, "stop_measuring", lambda self, run_id, node_ids: set())
+
+
+def measuring_outlasts_its_run(patch: pytest.MonkeyPatch) -> None:
+    give_up_runs = Grants.give_up_runs
+
+    def only_rounds(self: Grants, run_ids: Collection[str]) -> None:
+        with pytest.MonkeyPatch.context() as context:
+            context.setattr(self, "stop_measuring", lambda device_ids: None)
+            give_up_runs(self, run_ids)
+
+    patch.setattr(Grants, "give_up_runs", only_rounds)
+
+
+def an_ended_run_measures(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FlowerRuns, "require_live", lambda self, run_id: None)
+
+
+def a_lease_ends_an_unsent_grant_to_measure(patch: pytest.MonkeyPatch) -> None:
+    not_in_force = DeviceGrant.not_in_force
+
+    def ended(self: DeviceGrant, plan_id: str, phase: GrantPhase, now_s: float | None = None) -> DeviceGrant:
+        after = not_in_force(self, plan_id, phase, now_s)
+        return replace(after, phase=GrantPhase.OVER) if phase is GrantPhase.OVER and self.is_given_up else after
+
+    patch.setattr(DeviceGrant, "not_in_force", ended)
+
+
 # Each with the seed of a world that detects it; after a change of the rules, search for another seed.
 MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     an_order_counts_as_obeyed_at_once: 2,
@@ -187,6 +257,16 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     plans_count_on_unconfirmed_orders: 2,
     a_silent_device_is_counted_on: 3,
     who_confirms_late_is_not_looked_at: 17,
+    measuring_counts_0: 0,
+    measuring_outlasts_a_cut: 0,
+    rounds_are_trimmed_before_measuring_ends: 0,
+    a_restart_forgets_who_measures: 0,
+    a_restart_stops_a_round_for_an_earlier_measuring: 0,
+    measuring_begins_before_it_is_stored: 0,
+    a_round_does_not_end_measuring: 0,
+    measuring_outlasts_its_run: 0,
+    an_ended_run_measures: 0,
+    a_lease_ends_an_unsent_grant_to_measure: 0,
 }
 
 
