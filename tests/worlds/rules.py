@@ -92,24 +92,46 @@ def measure_beside(world: World) -> None:
 
 
 def measure_in_trouble(world: World) -> None:
-    """While devices begin to measure, the coordinator crashes, or the run, its round or its Flower server ends."""
+    """While devices begin to measure, the coordinator or an agent crashes, or their run, round or Flower server ends.
+
+    An app may train for what its agent was granted, although no Flower server has sent it the training.
+    """
     rng, server, device = world.rng, _server(world), _device(world)
+    crash = partial(world.coordinator.crash, 1.0 + 5.0 * rng.random())
     server.measure(None)
 
     def finish_round() -> None:
         if server.open:
             server.finish_round(max(server.open))
 
-    troubles = (
-        partial(world.coordinator.crash, 1.0 + 5.0 * rng.random()),
-        server.finish_run,
-        finish_round,
-        partial(server.restart, rng.random() < 0.5),
-        partial(device.restart, 1.0 + 5.0 * rng.random()),
-    )
-    if rng.random() < 0.3:
+    def ask_for_held() -> None:
+        if (held := device.held.in_force) is not None:
+            device.ask_to_train(held.plan_id, 30.0, False)
+
+    ends = (server.finish_run, finish_round, partial(server.restart, rng.random() < 0.5))
+    troubles = (crash, partial(device.restart, 1.0 + 5.0 * rng.random()), *ends)
+    if rng.random() < 0.4:
         world.coordinator.stored.fails_until_s = world.timeline.now_s + 3.0
-    world.timeline.after(1.5 * rng.random(), rng.choice(troubles))
+        world.timeline.after(2.0 * rng.random(), ask_for_held)
+        world.timeline.after(2.0 * rng.random(), crash)
+    else:
+        world.timeline.after(1.5 * rng.random(), rng.choice(troubles))
+
+
+def plan_over_measuring(world: World) -> None:
+    """A round needs devices that measure; in half of the cases, the coordinator crashes as soon as it is planned."""
+    server = _server(world)
+    server.plan()
+    plan_id = f"{server.run_id}/{server.number}"
+
+    def look(left: int) -> None:
+        if plan_id in server.open:
+            world.coordinator.crash(1.0 + 5.0 * world.rng.random())
+        elif left:
+            world.timeline.after(0.2, partial(look, left - 1))
+
+    if world.rng.random() < 0.5:
+        look(60)
 
 
 def finish_unheard(world: World) -> None:
@@ -328,6 +350,7 @@ RULES: dict[str, tuple[int, Callable[[World], None]]] = {
     "survey and plan": (6, survey),
     "measure beside a round": (6, measure_beside),
     "measure in trouble": (3, measure_in_trouble),
+    "plan over measuring": (3, plan_over_measuring),
     "finish unheard": (2, finish_unheard),
     "finish round": (5, finish_round),
     "give a device up and plan": (4, give_up_device),
