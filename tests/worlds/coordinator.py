@@ -100,7 +100,12 @@ class Coordinator:
         self._life += 1
         for stream in self._streams:
             stream.close("coordinator")
-        self._timeline.after(down_s, self.start)
+
+        def restart() -> None:
+            self.start()
+            self._world.oracle.started()
+
+        self._timeline.after(down_s, restart)
 
     def _now_s(self) -> float:
         return 5e5 + self._timeline.now_s

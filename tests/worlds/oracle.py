@@ -13,6 +13,7 @@ from edge_agent.session.held_grant import Grant as AgentGrant
 from tests.worlds.plan_oracle import MOST_TRIED, better_plan, is_on, points_of
 from tests.worlds.timeouts import DRIFT, TICK_S
 from tests.worlds.workloads import workload_of
+from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import session_pb2
 
 PARKING_S = 3.0
@@ -60,6 +61,7 @@ class Oracle:
         self._cut_s = -float("inf")
         self._ended_s: dict[str, float] = {}
         self._sent_w: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        self._newest_plan: dict[str, str] = {}
         self._ledgers: dict[str, Ledger] = defaultdict(Ledger)
         self._unanswered_since_s: float | None = None
         self.worst_excess_w = 0.0
@@ -77,6 +79,17 @@ class Oracle:
     def issued(self, device_id: str, grant: Grant) -> None:
         """The coordinator sends a grant."""
         self._sent_w[device_id, grant.plan_id].append((self._world.timeline.now_s, grant.limit_w))
+        self._newest_plan[device_id] = grant.plan_id
+
+    def started(self) -> None:
+        """Another coordinator has started: it knows the trainings that its predecessor granted."""
+        fleet = self._world.coordinator.fleet
+        assert fleet is not None
+        for device_id, plan_id in self._newest_plan.items():
+            held, known = self._world.devices[device_id].held, fleet.rounds.grants.of(device_id)
+            if held.phase is not GrantPhase.OVER and held.in_force is not None and held.in_force.plan_id == plan_id:
+                named = None if known is None else known.plan_id
+                self._require("restored", named == plan_id, f"{device_id} is granted {plan_id}, restored is {named}")
 
     def restarted(self, device: Device) -> None:
         """The agent is restarted."""

@@ -119,19 +119,24 @@ def measure_in_trouble(world: World) -> None:
 
 
 def plan_over_measuring(world: World) -> None:
-    """A round needs devices that measure; in half of the cases, the coordinator crashes as soon as it is planned."""
-    server = _server(world)
-    server.plan()
-    plan_id = f"{server.run_id}/{server.number}"
+    """A round needs devices that measure for another run; often, the coordinator crashes just after it is planned."""
+    rng = world.rng
+    server, other = rng.sample(list(world.servers), 2)
+    other.measure(None)
+    crash = partial(world.coordinator.crash, 1.0 + 5.0 * rng.random())
+    crashes = rng.random() < 0.7
 
-    def look(left: int) -> None:
+    def look(plan_id: str, left: int) -> None:
         if plan_id in server.open:
-            world.coordinator.crash(1.0 + 5.0 * world.rng.random())
+            world.timeline.after(0.5 * rng.random(), crash)
         elif left:
-            world.timeline.after(0.2, partial(look, left - 1))
+            world.timeline.after(0.2, partial(look, plan_id, left - 1))
 
-    if world.rng.random() < 0.5:
-        look(60)
+    def plan() -> None:
+        server.plan()
+        look(f"{server.run_id}/{server.number}", 60 if crashes else 0)
+
+    world.timeline.after(1.0 + 5.0 * rng.random(), plan)
 
 
 def finish_unheard(world: World) -> None:
