@@ -388,10 +388,14 @@ PROFILING = "profile"
 """A rule that is off by default: profiling is not granted."""
 
 
-def steps_of(seed: int, profiling: bool = False) -> list[Step]:
-    """The steps of a random world."""
+MEASURING = ("survey and plan", "measure beside a round", "measure in trouble", "plan over measuring")
+"""The rules that let devices measure."""
+
+
+def steps_of(seed: int, profiling: bool = False, measuring: bool = True) -> list[Step]:
+    """The steps of a random world, with or without the rules that let devices profile or measure."""
     rng = random.Random(seed * 2 + 1)
-    rules = [name for name in RULES if profiling or name != PROFILING]
+    rules = [name for name in RULES if (profiling or name != PROFILING) and (measuring or name not in MEASURING)]
     weights = [RULES[name][0] for name in rules]
     return [
         Step(rule, max(0.0, round(_wait_s(rng), 2)), rng.randrange(1 << 30))

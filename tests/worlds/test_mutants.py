@@ -245,7 +245,7 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     a_late_message_is_trained: 1,
     a_grant_does_not_lapse_on_the_device: 7,
     a_renewal_counts_from_the_acknowledgement: 157,
-    a_trim_raises_limits: 557,
+    a_trim_raises_limits: 1293,
     a_restart_forgets_given_up_trainings: 12,
     a_restart_forgets_higher_limits: 8,
     a_hello_renews_an_older_grant: 7,
@@ -268,6 +268,8 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     an_ended_run_measures: 329,
     a_lease_ends_an_unsent_grant_to_measure: 4,
 }
+# A rare mistake, which is found earlier where rounds are all that happens.
+ONLY_WITH_ROUNDS = {what_is_on_its_way_is_ignored}
 
 
 @pytest.mark.timeout(600)
@@ -277,4 +279,5 @@ def test_the_worlds_find_a_mistake(
 ) -> None:
     seeds = [MUTANTS[mutate], *range(MOST_WORLDS)]
     mutate(monkeypatch)
-    assert any(run(seed, steps_of(seed)) is not None for seed in seeds)
+    measuring = mutate not in ONLY_WITH_ROUNDS
+    assert any(run(seed, steps_of(seed, measuring=measuring)) is not None for seed in seeds)
