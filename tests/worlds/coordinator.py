@@ -187,6 +187,7 @@ class Coordinator:
     def _take_fronts(self, device: Device, idle_w: float) -> DeviceRecord:
         """Take the fronts of all workloads; the length of an epoch is known once any mode was measured."""
         assert self.fleet is not None
+        record = self.fleet.agents.get(device.id)
         for name, front in device.fronts.items():
             modes = device.measured_modes[name]
             length = ASSUMED_MINIBATCHES_PER_EPOCH if modes else None

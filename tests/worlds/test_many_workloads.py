@@ -122,5 +122,5 @@ def test_a_world_finds_a_mistake(
 ) -> None:
     mutate(monkeypatch)
     with pytest.raises(BrokenPromiseError) as broken:
-        lived(tmp_path, minutes=5.0)
+        lived(tmp_path, minutes=8.0)
     assert broken.value.promise == MUTANTS[mutate]
