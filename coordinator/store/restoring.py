@@ -93,7 +93,8 @@ class CarriedOver:
         closed_invites: how many invites are open in the backup, and were used or cancelled since.
         forgotten: devices that were forgotten since.
         drained: devices that were drained since.
-        budgets: supplies whose overrides are lower than in the backup, or are new.
+        budgets: supplies whose overrides are lower than in the backup, end at another time, or are new.
+        cleared: supplies whose overrides were cleared since.
         ended: runs that are newer than the backup, or have ended since.
         unaccounted: certificates that are valid in the backup, of which the replaced store knows nothing. They may have
             been revoked.
@@ -106,6 +107,7 @@ class CarriedOver:
     forgotten: list[str] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
     budgets: list[str] = field(default_factory=list)
+    cleared: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     unaccounted: list[CertificateRecord] = field(default_factory=list)
 
@@ -192,10 +194,15 @@ def _carry_operator(found: CarriedOver, backup: StoredState, former: Known, stat
         if since.drained and not (known is not None and known.drained):
             found.drained.append(since.device_id)
     for supply, override in state.budget_overrides.items():
-        of_backup = backup.budget_overrides.get(supply)
-        if of_backup is None or override.watts < of_backup.watts:
+        # It ends when that of the replaced store does: an override may limit its supply as well as raise its budget, so
+        # neither the earlier nor the later end would always be the stricter one.
+        of_backup = backup.budget_overrides.get(supply, override)
+        kept = Override(min(override.watts, of_backup.watts), override.until)
+        if supply not in backup.budget_overrides or kept != of_backup:
             found.budgets.append(supply)
-            found.records.append(SupplyOverride(supply, Override(override.watts, override.until)))
+            found.records.append(SupplyOverride(supply, kept))
+    found.cleared = [supply for supply in backup.budget_overrides if supply not in state.budget_overrides]
+    found.records += [SupplyOverride(supply, None) for supply in found.cleared]
     # A device that the replaced store does not know was forgotten, or enrolled after an earlier restore of that store.
     were_forgotten = {
         each.peer.name
