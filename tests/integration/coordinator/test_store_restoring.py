@@ -232,7 +232,9 @@ def test_certificates_that_may_have_been_revoked_are_listed_and_confirmed(
     assert after == before
     assert f"{path} is restored from" in store(*words, typed="y\n")
     with closing(Store(path)) as kept:
-        assert {each.uses_left for each in kept.load().invites} == {0}, "their machines may have enrolled"
+        state = kept.load()
+    assert {each.uses_left for each in state.invites} == {0}, "their machines may have enrolled"
+    assert state.budget_overrides["lower since"] == Override(50.0, None), "nobody has cleared it"
 
 
 @UNKNOWING
