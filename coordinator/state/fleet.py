@@ -308,9 +308,9 @@ class Fleet:
             known = {each: grants.of(each) for each in held.get(run_id, ()) if each not in reachable}
             if away := [each for each, grant in known.items() if grant is not None and not grant.is_first]:
                 raise StillInUseError(
-                    f"run {run_id!r} holds watts for {first_few(away)}, which cannot be reached, so nothing was"
-                    " changed: repeat the command when these devices are connected, or when their grants have"
-                    f" lapsed{self._longest_lapse(away)}"
+                    f"run {self.flower.name_of(run_id)!r} holds watts for {first_few(away)}, which cannot be reached,"
+                    " so nothing was changed: repeat the command when these devices are connected, or when their grants"
+                    f" have lapsed{self._longest_lapse(away)}"
                 )
 
     def held_by_runs(self) -> dict[str, list[str]]:

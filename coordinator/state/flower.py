@@ -250,7 +250,7 @@ class FlowerRuns:
         record = self.run(run_id)
         if record.finished:
             reason = f": {record.error}" if record.error else ""
-            raise RunEndedError(f"run {run_id!r} has ended, start another run{reason}")
+            raise RunEndedError(f"run {self.name_of(run_id)!r} has ended, start another run{reason}")
 
     def finish_run(self, run_id: str, error: str) -> RunRecord:
         """Finish a Flower run and release its devices; a run that has ended before keeps its reason.
