@@ -23,6 +23,7 @@ from coordinator.state.rounds.request import RoundRequest
 from wattfleet.errors import InfeasibleBudgetError, NoCandidatesError
 from wattfleet.modes import Workload
 from wattfleet.planning import EpochChoice, require_epochs
+from wattfleet_proto.measuring_limits import ENDS_WITHIN_S
 from wattfleet_proto.run_end import STOPPED
 
 _log = logging.getLogger(__name__)
@@ -30,10 +31,6 @@ _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 _CONFIRM_POLLS, _CONFIRM_POLL_S = 100, 0.02
 _FRONTS_POLL_S = 0.02
-
-_MEASURING_ENDS_S = 10.0
-"""Seconds that a plan waits for devices that measure. An app that reports its minibatches ends after the current one.
-"""
 
 _RELEASE_POLL_S = 0.1
 _ENDED = f"{STOPPED}by an operator, who ended it"
@@ -355,7 +352,7 @@ class RoundPlanning:
         """
         measuring = self._fleet.flower.stop_measuring(run_id, node_ids)
         self._orders.send_due()
-        for _ in range(round(_MEASURING_ENDS_S / _CONFIRM_POLL_S)):
+        for _ in range(round(ENDS_WITHIN_S / _CONFIRM_POLL_S)):
             if not measuring:
                 return
             await asyncio.sleep(_CONFIRM_POLL_S)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from coordinator.settings import GrantSettings
-from coordinator.state.records import RoundRecord, RunRecord, plan_id_to_measure, run_of
+from coordinator.state.records import RoundRecord, RunRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant, Grant, Measuring
 from coordinator.state.rounds.pending_grants import PendingGrants
 from coordinator.state.stored_grants import NOTHING_STORED, GivenUpTraining, StoredGrants, UnstoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.plan_ids import plan_id_to_measure
 
 _DRIFT = 0.01
 """Relative error between two clocks: a hundred times that of a poor quartz."""
