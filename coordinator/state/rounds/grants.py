@@ -227,6 +227,10 @@ class Grants:
             elif known.assignment is not None:
                 self.stop(device_id)
 
+    def stop_measuring_of(self, plan_id: str) -> None:
+        """Stop the trainings of one plan to measure, or cancel them before they begin."""
+        self.stop_measuring([each for each, of in self.of_measuring() if of == plan_id])
+
     def stop(self, device_id: str) -> None:
         """Stop a device's training, or cancel it before it begins."""
         known = self._grants[device_id]
