@@ -302,7 +302,7 @@ class PlannerStub:
     def _plan(self, request: planning_pb2.PlanRoundRequest) -> planning_pb2.PlanRoundResponse:
         if self.refusals:
             raise self.refusals.pop(0)
-        if not request.node_ids:
+        if not request.node_ids and f"{request.run_id}/{request.round}" not in self.plans:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, "no device is ready to train")
         paired = [n for n in request.node_ids if not self.problems.get(n)]
         candidates = [n for n in paired if self.nodes[n] not in self.excluded]
