@@ -325,7 +325,9 @@ class Measurements:
         except (CoordinatorUnreachableError, RefusedError) as error:
             if self._is_new("", str(error)):
                 log(INFO, "no device measures now: %s", error)
-            return planning_pb2.PlanMeasuringResponse()
+            # The answer may have been lost, and devices may still be reconnecting.
+            may_pass = isinstance(error, CoordinatorUnreachableError) or error.is_transient
+            return planning_pb2.PlanMeasuringResponse(not_ready=len(node_ids) if may_pass else 0)
 
     def send(
         self, grid: Grid, number: int, plan: planning_pb2.PlanMeasuringResponse, messages: Iterable[Message]

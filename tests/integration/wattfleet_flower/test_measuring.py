@@ -292,6 +292,21 @@ def test_an_operator_who_ends_the_run_ends_its_survey() -> None:
     assert grid.clock.now_s() - 1000.0 <= 20.0
 
 
+def test_a_request_whose_answer_is_lost_is_repeated() -> None:
+    class Losing(PlannerStub):
+        lost = False
+
+        def _measuring(self, request: Any) -> Any:
+            if not self.lost:
+                self.lost = True
+                raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer")
+            return super()._measuring(request)
+
+    grid = all_ending_early()
+    run(grid, Losing(nodes=dict(KNOWN), surveys=[["b"]]))
+    assert measurings(grid) == [B]
+
+
 def test_a_coordinator_that_goes_away_in_a_survey_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
