@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.display.wording import age
 from wattfleet_proto.hot_boards import COOL_C, HOT_C
+from wattfleet_proto.plan_ids import is_to_measure
 
 if TYPE_CHECKING:
     from coordinator.display.run_words import RunNames
@@ -123,7 +124,8 @@ def granted(device: Values, runs: RunNames) -> str:
     round_ = runs.round_of(device["granted_plan_id"]) if device["granted_plan_id"] else "no round"
     is_confirmed = device["confirmed_w"] is not None
     if not device["granted_w"]:
-        return f"nothing any more: {'it stops' if is_confirmed else 'it was told to stop'} its training of {round_}"
+        stopped = round_ if is_to_measure(device["granted_plan_id"] or "") else f"training of {round_}"
+        return f"nothing any more: {'it stops' if is_confirmed else 'it was told to stop'} its {stopped}"
     return f"{device['granted_w']:,.1f} W for {round_}, {'confirmed' if is_confirmed else 'not confirmed yet'}"
 
 

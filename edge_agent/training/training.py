@@ -19,6 +19,7 @@ from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import first_minibatch_s, steady_minibatch_s
+from wattfleet_proto.measuring_limits import LONGEST_FACTOR
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +29,6 @@ _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
 _MEASURING_SHARE = 0.5
 # A shorter part of a training after measurements shows too little of the assigned mode.
 _FEWEST_MINIBATCHES = 40
-# A measurement that has begun may go on for this multiple of the time in which measurements may begin.
-_LONGEST_FACTOR = 2.0
 # The observation starts again if the app waited longer than this for the agent before its first report, s.
 _NEGLIGIBLE_S = 0.1
 _LOADER_UNKNOWN = (
@@ -356,7 +355,7 @@ class TrainingWatch:
         profiler = running.profiler
         assert profiler is not None, "modes are measured"
         lasted_s = self._device.clock.now_s() - running.began_s
-        if running.measured >= measuring.modes or lasted_s >= _LONGEST_FACTOR * measuring.longest_s:
+        if running.measured >= measuring.modes or lasted_s >= LONGEST_FACTOR * measuring.longest_s:
             self._end_measurements(running, profiler)
         elif lasted_s >= measuring.longest_s:
             profiler.begin_no_further()

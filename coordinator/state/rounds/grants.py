@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from coordinator.settings import GrantSettings
-from coordinator.state.records import RoundRecord, RunRecord, plan_id_to_measure, run_of
+from coordinator.state.records import RoundRecord, RunRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant, Grant, Measuring
 from coordinator.state.rounds.pending_grants import PendingGrants
 from coordinator.state.stored_grants import NOTHING_STORED, GivenUpTraining, StoredGrants, UnstoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.plan_ids import plan_id_to_measure
 
 _DRIFT = 0.01
 """Relative error between two clocks: a hundred times that of a poor quartz."""
@@ -225,6 +226,10 @@ class Grants:
                 self._cancel(device_id)  # the device cannot have received it
             elif known.assignment is not None:
                 self.stop(device_id)
+
+    def stop_measuring_of(self, plan_id: str) -> None:
+        """Stop the trainings of one plan to measure, or cancel them before they begin."""
+        self.stop_measuring([each for each, of in self.of_measuring() if of == plan_id])
 
     def stop(self, device_id: str) -> None:
         """Stop a device's training, or cancel it before it begins."""

@@ -101,8 +101,8 @@ async def test_a_device_that_a_round_holds_watts_for_is_not_forgotten(config: Co
         with pytest.raises(RequestRefusedError) as refused:
             await shell("forget", "nano")
         assert re.fullmatch(
-            f"round 1 of run {RUN_NAME} still holds watts for nano: repeat the command when its grant has lapsed, in at"
-            " most 12. s",
+            f"watts are still held for nano by round 1 of run {RUN_NAME}: repeat the command when its grant has lapsed,"
+            " in at most 12. s",
             str(refused.value),
         )
         assert list(await client.devices()) == ["nano", "orin"]
