@@ -43,6 +43,7 @@ class Grant:
         workload: the workload's name; empty if the run does not name it.
         batch: batch size chosen by the plan, samples; 0 if the plan chose none.
         measuring: limits of a training that is run in order to measure; None for a training of a round.
+        planned_s: seconds that the round is planned to take; 0 if unknown.
     """
 
     grant_id: int
@@ -53,6 +54,7 @@ class Grant:
     workload: str = ""
     batch: int = 0
     measuring: Measuring | None = None
+    planned_s: float = 0.0
 
 
 class HeldGrant:

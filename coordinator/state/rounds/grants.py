@@ -187,7 +187,8 @@ class Grants:
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in record.nodes:
             assignment = assignments.get(device_id)
-            self._issue(device_id, record.plan_id, assignment, self._longest_s(record.plan, assignment))
+            longest_s = self._longest_s(record.plan, assignment)
+            self._issue(device_id, record.plan_id, assignment, longest_s, planned_s=_planned_s(record.plan))
 
     def reassign(self, record: RoundRecord, device_ids: Collection[str]) -> None:
         """Issue a trimmed plan's grants to the given devices in flight; devices that it no longer contains stop."""
@@ -195,7 +196,7 @@ class Grants:
         for device_id in device_ids:
             assignment = assignments.get(device_id)
             longest_s = max(self._grants[device_id].grant.longest_s, self._longest_s(record.plan, assignment))
-            self._issue(device_id, record.plan_id, assignment, longest_s)
+            self._issue(device_id, record.plan_id, assignment, longest_s, planned_s=_planned_s(record.plan))
 
     def measure(self, run_id: str, assignments: Sequence[Assignment], measuring: Mapping[str, Measuring]) -> str:
         """Issue grants to measure; each training may also go on to its end.
@@ -438,8 +439,7 @@ class Grants:
                 self._grants[device_id] = replace(known, is_late=True)
 
     def _longest_s(self, plan: RoundPlan, assignment: Assignment | None) -> float:
-        planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
-        longest_s = self._settings.longest_factor * planned_s + self._settings.longest_extra_s
+        longest_s = self._settings.longest_factor * _planned_s(plan) + self._settings.longest_extra_s
         is_assumed = assignment is not None and assignment.is_length_assumed
         return max(longest_s, self._settings.longest_unknown_s) if is_assumed else longest_s
 
@@ -450,8 +450,9 @@ class Grants:
         assignment: Assignment | None,
         longest_s: float,
         measuring: Measuring | None = None,
+        planned_s: float = 0.0,
     ) -> None:
-        grant = Grant(self._next_id, plan_id, assignment, longest_s, measuring)
+        grant = Grant(self._next_id, plan_id, assignment, longest_s, measuring, planned_s)
         known = self._grants.get(device_id)
         self._grants[device_id] = DeviceGrant(grant) if known is None else known.followed_by(grant)
         self._next_id += 1
@@ -473,3 +474,7 @@ class Grants:
         """End a grant that its device has not received."""
         self._grants[device_id] = replace(self._grants[device_id], phase=GrantPhase.OVER)
         self.pending.ended(device_id)
+
+
+def _planned_s(plan: RoundPlan) -> float:
+    return max(plan.duration_s, plan.deadline_s or 0.0)
