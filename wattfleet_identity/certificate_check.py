@@ -44,9 +44,8 @@ class CertificateCheck:
         peer = certificate.peer
         if peer.fleet != self._fleet:
             raise InvalidCertificateError(
-                f"the certificate belongs to the fleet {peer.fleet!r}, but this fleet is {self._fleet!r}: enrol with "
-                "this"
-                " coordinator"
+                f"the certificate belongs to the fleet {peer.fleet!r}, but this fleet is {self._fleet!r}: enrol with"
+                " this coordinator"
             )
         self.require_still_valid(certificate)
 

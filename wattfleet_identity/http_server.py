@@ -68,7 +68,7 @@ class HttpLimits:
         connections: maximum of open connections; half of them for one peer. A further connection closes one that has
             not sent a whole request.
         timeout_s: a connection is closed if its peer takes longer than this for the TLS handshake, for the next whole
-            request, or to accept what is sent to it.
+            request, or to accept what is sent to it. A request ends with its headers, since one with a body is refused.
     """
 
     connections: int = 128
@@ -165,7 +165,10 @@ class _Connection(H11Protocol):
         self.app = self._application  # no cycle of references may hold the buffers until a garbage collection
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request if its caller may still read."""
+        """Answer a request if its caller may still read.
+
+        No page reads a body. An application that waited for one would wait for its peer, without a timer.
+        """
         self._answers += 1
         self._stop_waiting()
         try:
@@ -174,9 +177,12 @@ class _Connection(H11Protocol):
                 caller.role()
             except WattfleetError as error:
                 _log.debug("a request of %s was refused: %s", self.peer, error)
-                await _refuse(send, str(error))
-            else:
-                await self._application({**scope, _CALLER: caller}, receive, send)
+                await _refuse(send, 403, f"You may not read this: {error}")
+                return
+            if _has_body(scope):
+                await _refuse(send, 413, "A request must not have a body.")
+                return
+            await self._application({**scope, _CALLER: caller}, receive, send)
         finally:
             self._answers -= 1
             if not self.is_answering:
@@ -187,10 +193,15 @@ class _Connection(H11Protocol):
         return None if access is None else access.require_viewer(self.transport.get_extra_info("ssl_object"))
 
 
-async def _refuse(send: Any, reason: str) -> None:
+def _has_body(scope: Scope) -> bool:
+    headers = dict(scope["headers"])
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+
+async def _refuse(send: Any, status: int, reason: str) -> None:
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 403, "headers": headers})
-    await send({"type": "http.response.body", "body": f"You may not read this: {reason}\n".encode()})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
 
 
 class _Server(uvicorn.Server):

@@ -31,10 +31,9 @@ def simulate(
         typer.Option(
             "--app",
             help="Train this network with this minibatch size in a separate run. Networks are convolutional and"
-            " perceptron, for"
-            " example perceptron:32, or perceptron:16/32/64 to let the plan choose the size for each board. Boards"
-            " train 2 local epochs in a round; perceptron:32:2/4/8 lets the plan choose the number. Apps joined by +"
-            " train at the same time. Repeatable. Default: convolutional:16, then perceptron:32.",
+            " perceptron, for example perceptron:32, or perceptron:16/32/64 to let the plan choose the size for each"
+            " board. Boards train 2 local epochs in a round; perceptron:32:2/4/8 lets the plan choose the number. Apps"
+            " joined by + train at the same time. Repeatable. Default: convolutional:16, then perceptron:32.",
             show_default=False,
         ),
     ] = None,

@@ -171,7 +171,10 @@ class _Trained:
     first_gcycles: float = 0.0
     is_length_known: bool = True
 
-    def productive(self, power_limit_w: float, minibatches: float) -> NoReturn:
+    def predicted_minibatch_s(self, mode: PowerMode) -> NoReturn:
+        raise AssertionError("no app reports minibatches here")
+
+    def productive(self, power_limit_w: float, minibatches: float, spare_s: object, own_minibatch_s: float) -> NoReturn:
         raise AssertionError("no app reports minibatches here")
 
     def training_was_too_short(self, minibatches: float) -> NoReturn:

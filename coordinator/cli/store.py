@@ -105,7 +105,8 @@ def restore(
     """Check the file BACKUP, and replace the store by a copy of it. Stop the coordinator first.
 
     What was closed since the backup stays closed, as far as the replaced store can be read: revoked certificates, used
-    and cancelled invites, forgotten and drained devices, and lower budgets. Runs that are newer than the backup end.
+    and cancelled invites, forgotten and drained devices, and budgets that were lowered or whose overrides were cleared.
+    Runs that are newer than the backup end.
     """
     from coordinator.store.restoring import Restoration
 
@@ -154,7 +155,8 @@ def _print_carried(carried: CarriedOver) -> None:
         ("certificates that stay revoked", sorted(str(each.peer) for each in carried.revoked)),
         ("devices that stay forgotten", carried.forgotten),
         ("devices that stay drained", carried.drained),
-        ("supplies that keep a newer or lower budget", carried.budgets),
+        ("supplies that keep a newer or lower budget", sorted(carried.budgets)),
+        ("supplies whose override stays cleared", sorted(carried.cleared)),
         ("runs that have ended", carried.ended),
     ):
         if found:

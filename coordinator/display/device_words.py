@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from coordinator.display.wording import age
-from wattfleet_proto.hot_boards import HOT_C
+from wattfleet_proto.hot_boards import COOL_C, HOT_C
+from wattfleet_proto.plan_ids import is_to_measure
 
 if TYPE_CHECKING:
     from coordinator.display.run_words import RunNames
@@ -50,6 +51,7 @@ def found_troubles(
     is_over_budget: bool,
     is_off_prediction: bool,
     now_unix_s: float,
+    was_hot: bool = False,
 ) -> list[str]:
     """Which of `TROUBLES` a device has.
 
@@ -59,9 +61,10 @@ def found_troubles(
         is_over_budget: its last training drew too many watts, and its run goes on.
         is_off_prediction: its last training was far from its prediction, and its run goes on.
         now_unix_s: the time now, seconds since 1970.
+        was_hot: it was hot before, so it still is until it has cooled down.
     """
     has = {
-        "hot": celsius is not None and celsius >= HOT_C,
+        "hot": celsius is not None and celsius >= (COOL_C if was_hot else HOT_C),
         "throttled": throttled_unix_s is not None and now_unix_s - throttled_unix_s < THROTTLED_WITHIN_S,
         "over budget": is_over_budget,
         "off prediction": is_off_prediction,
@@ -121,7 +124,8 @@ def granted(device: Values, runs: RunNames) -> str:
     round_ = runs.round_of(device["granted_plan_id"]) if device["granted_plan_id"] else "no round"
     is_confirmed = device["confirmed_w"] is not None
     if not device["granted_w"]:
-        return f"nothing any more: {'it stops' if is_confirmed else 'it was told to stop'} its training of {round_}"
+        stopped = round_ if is_to_measure(device["granted_plan_id"] or "") else f"training of {round_}"
+        return f"nothing any more: {'it stops' if is_confirmed else 'it was told to stop'} its {stopped}"
     return f"{device['granted_w']:,.1f} W for {round_}, {'confirmed' if is_confirmed else 'not confirmed yet'}"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from wattfleet_proto.plan_ids import plan_in_words
+
 if TYPE_CHECKING:
     from coordinator.display.view_values import Values
 
@@ -26,9 +28,8 @@ class RunNames:
         return name
 
     def round_of(self, plan_id: str) -> str:
-        """The round of a plan, such as "round 3 of run digits-0714-1532"."""
-        run_id, _, number = plan_id.rpartition("/")
-        return f"round {number} of run {self.of(run_id)}"
+        """The round of a plan, such as "round 3 of run digits-0714-1532", or a run's measurements."""
+        return plan_in_words(plan_id, self.of(plan_id.rpartition("/")[0]))
 
 
 def run_title(run: Values) -> str:

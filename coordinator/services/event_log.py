@@ -28,6 +28,12 @@ _log = logging.getLogger(__name__)
 _OFFLINE_AFTER_S = 10.0
 """Seconds without a session after which a device's absence is an event: agents reconnect within seconds."""
 
+_MOST_OF_DEVICE = 20
+"""Events that one device causes within an hour: even if it never settles, it fills the store with no more than half of
+the events that are kept. The last of them says that the device's events are left out for an hour."""
+
+_HOUR_S = 3600.0
+
 _LONGEST_TEXT = 500
 
 
@@ -89,6 +95,9 @@ class EventLog:
         # Devices without a session that are not offline in an event yet: when it ended, by both clocks.
         self._lost: dict[str, tuple[datetime, float]] = {}
         self._offline_at: dict[str, datetime] = {}
+        # When each device's newest events were, and from when on it may cause further ones, by the second clock.
+        self._told_s: dict[str, list[float]] = {}
+        self._quiet_until_s: dict[str, float] = {}
 
     # --- the coordinator and its devices ------------------------------------------------------------------------
 
@@ -116,14 +125,14 @@ class EventLog:
     def missing(self, device_ids: Collection[str]) -> None:
         """Record that devices did not reconnect, although they were expected to."""
         for device_id in device_ids:
-            self._went_offline(device_id, self._now())
+            if not self._went_offline(device_id, self._now()):
+                self._lost[device_id] = (self._now(), self._now_s())
 
     def check(self) -> None:
         """Record the devices that have been without a session for some time."""
         for device_id, (at, since_s) in list(self._lost.items()):
-            if self._now_s() - since_s >= _OFFLINE_AFTER_S:
+            if self._now_s() - since_s >= _OFFLINE_AFTER_S and self._went_offline(device_id, at):
                 del self._lost[device_id]
-                self._went_offline(device_id, at)
 
     def reported(self, before: DeviceRecord, after: DeviceRecord) -> None:
         """Log a device's report: a new state at level info, progress within a state at level debug."""
@@ -153,28 +162,30 @@ class EventLog:
         now = self._condition_of(device, before)
         if now == before:
             return
-        self._known[device_id] = now
+        if self._tell(device, self._changes(device, before, now)):
+            self._known[device_id] = now
+
+    def _changes(self, device: DeviceRecord, before: _Condition | None, now: _Condition) -> list[tuple[str, bool]]:
+        """What is different about a device, in words, and whether each change needs attention."""
+        found: list[tuple[str, bool]] = []
         if before is None:
-            self._device_event(device, f"connected for the first time: {device.board}")
+            found.append((f"connected for the first time: {device.board}", False))
             before = _Condition("connected")
         if now.word != before.word:
-            self._word_changed(device, before.word, now.word)
+            found += self._changes_of_word(device, before.word, now.word)
         if now.is_left_out and not before.is_left_out:
             reason = self._fleet.agents.claims.exclusion_reason(device)
-            self._device_event(device, f"left out of rounds: {reason}", True)
+            found.append((f"left out of rounds: {reason}", True))
         elif before.is_left_out and not now.is_left_out:
-            self._device_event(device, "no longer left out of rounds")
-        for name in now.troubles:
-            if name not in before.troubles:
-                self._device_event(device, f"{name}{self._about(name, device)}", True)
-        for name in before.troubles:
-            if name not in now.troubles:
-                self._device_event(device, f"no longer {name}")
+            found.append(("no longer left out of rounds", False))
+        found += [(f"{name}{self._about(name, device)}", True) for name in now.troubles if name not in before.troubles]
+        found += [(f"no longer {name}", False) for name in before.troubles if name not in now.troubles]
+        return found
 
     def forgotten(self, device_ids: Iterable[str], caller: str) -> None:
         """Record that an operator has removed devices."""
         for device_id in device_ids:
-            for known in (self._known, self._lost, self._offline_at):
+            for known in (self._known, self._lost, self._offline_at, self._told_s, self._quiet_until_s):
                 known.pop(device_id, None)
             self._event("device", "forgotten", device_id=device_id, caller=caller)
 
@@ -183,9 +194,10 @@ class EventLog:
         is_unknown = device.state is DeviceState.ENROLLED and before is not None and before.word != "offline"
         word = before.word if is_unknown and before is not None else _word_of(device.state)
         is_left_out = self._fleet.agents.claims.exclusion_reason(device) is not None
-        return _Condition(word, is_left_out, tuple(self._troubles_of(device)))
+        was_hot = before is not None and "hot" in before.troubles
+        return _Condition(word, is_left_out, tuple(self._troubles_of(device, was_hot)))
 
-    def _troubles_of(self, device: DeviceRecord) -> list[str]:
+    def _troubles_of(self, device: DeviceRecord, was_hot: bool = False) -> list[str]:
         device_id, newest = device.device_id, self._fleet.rounds.latest_results
         sample, errors = self._fleet.samples.of(device_id), self._fleet.agents.claims.errors_of(device_id)
         seen, planned = newest.observations.get(device_id), newest.predictions.get(device_id)
@@ -197,6 +209,7 @@ class EventLog:
             is_live and seen is not None and planned is not None and seen.power_w > planned.power_limit_w,
             is_live and bool(errors) and is_off_prediction(errors[-1].time_ratio, errors[-1].power_ratio),
             self._now().timestamp(),
+            was_hot,
         )
 
     def _about(self, trouble: str, device: DeviceRecord) -> str:
@@ -217,30 +230,57 @@ class EventLog:
         run_name = self._fleet.flower.name_of(newest.observed_in[device_id])
         return f", in round {newest.observed_numbers[device_id]} of run {run_name}"
 
-    def _word_changed(self, device: DeviceRecord, before: str, now: str) -> None:
+    def _changes_of_word(self, device: DeviceRecord, before: str, now: str) -> list[tuple[str, bool]]:
+        found: list[tuple[str, bool]] = []
         detail = f": {device.detail}" if device.detail else ""
         if before == "offline":
             at = self._offline_at.pop(device.device_id, None)
             gone = "" if at is None else f" after {age((self._now() - at).total_seconds())}"
-            self._device_event(device, f"connected again{gone}")
+            found.append((f"connected again{gone}", False))
         elif before == "degraded" and now != "degraded":
-            self._device_event(device, "no longer degraded")
+            found.append(("no longer degraded", False))
         elif before == "profiling" and now == "connected":
-            self._device_event(device, f"has measured {count_of(device.profiled_modes, 'power mode')}")
+            found.append((f"has measured {count_of(device.profiled_modes, 'power mode')}", False))
         if now == "degraded":
-            self._device_event(device, f"degraded{detail}", True)
+            found.append((f"degraded{detail}", True))
         elif now == "profiling":
-            self._device_event(device, f"measures power modes{detail}")
+            found.append((f"measures power modes{detail}", False))
+        return found
 
-    def _went_offline(self, device_id: str, at: datetime) -> None:
+    def _went_offline(self, device_id: str, at: datetime) -> bool:
+        """Record that a device is offline; False if it may cause no event now."""
         device = self._fleet.agents.devices.get(device_id)
         if device is None:  # forgotten meanwhile
-            return
+            return True
         before = self._known.get(device_id) or _Condition("connected")
-        if before.word != "offline":
-            self._known[device_id] = _Condition("offline", before.is_left_out, before.troubles)
-            self._offline_at[device_id] = at
-            self._device_event(device, "offline", True, at)
+        if before.word == "offline":
+            return True
+        if not self._tell(device, [("offline", True)], at):
+            return False
+        self._known[device_id] = _Condition("offline", before.is_left_out, before.troubles)
+        self._offline_at[device_id] = at
+        return True
+
+    def _tell(self, device: DeviceRecord, changes: list[tuple[str, bool]], at: datetime | None = None) -> bool:
+        """Record changes of a device as events, unless it has caused too many of them.
+
+        What is left out stays different from what the events say about the device, so it is told later if it lasts.
+
+        Returns:
+            Whether they were recorded.
+        """
+        device_id, now_s = device.device_id, self._now_s()
+        if now_s < self._quiet_until_s.get(device_id, now_s):
+            return False
+        told_s = [each for each in self._told_s.get(device_id, ()) if now_s - each < _HOUR_S]
+        if len(told_s) + len(changes) >= _MOST_OF_DEVICE:
+            self._quiet_until_s[device_id] = now_s + _HOUR_S
+            self._device_event(device, "changes too often: its events are left out for an hour", True)
+            return False
+        self._told_s[device_id] = [*told_s, *(now_s for _ in changes)]
+        for text, needs_attention in changes:
+            self._device_event(device, text, needs_attention, at)
+        return True
 
     def _device_event(
         self, device: DeviceRecord, text: str, needs_attention: bool = False, at: datetime | None = None

@@ -365,4 +365,5 @@ def grant_to_message(grant: Grant, workload: str = "") -> session_pb2.Grant:
             if grant.measuring is None
             else session_pb2.Measuring(modes=grant.measuring.modes, longest_s=grant.measuring.longest_s)
         ),
+        planned_s=grant.planned_s,
     )

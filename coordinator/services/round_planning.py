@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 
 from coordinator.errors import FleetReturningError, NoDevicesError, UnknownRecordError
 from coordinator.repository.repository import FleetRepository
@@ -19,11 +18,12 @@ from coordinator.state.leases import Leases
 from coordinator.state.measuring import MeasuringPlan
 from coordinator.state.node_predictions import NodePrediction, predict_nodes
 from coordinator.state.preview import Preview, RoundPreview, WhatIf
-from coordinator.state.records import RoundRecord, plan_id_of
+from coordinator.state.records import RoundRecord, RunRecord, plan_id_of
 from coordinator.state.rounds.request import RoundRequest
 from wattfleet.errors import InfeasibleBudgetError, NoCandidatesError
 from wattfleet.modes import Workload
 from wattfleet.planning import EpochChoice, require_epochs
+from wattfleet_proto.measuring_limits import ENDS_WITHIN_S
 from wattfleet_proto.run_end import STOPPED
 
 _log = logging.getLogger(__name__)
@@ -31,10 +31,6 @@ _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 _CONFIRM_POLLS, _CONFIRM_POLL_S = 100, 0.02
 _FRONTS_POLL_S = 0.02
-
-_MEASURING_ENDS_S = 10.0
-"""Seconds that a plan waits for devices that measure. An app that reports its minibatches ends after the current one.
-"""
 
 _RELEASE_POLL_S = 0.1
 _ENDED = f"{STOPPED}by an operator, who ended it"
@@ -135,13 +131,17 @@ class RoundPlanning:
         Raises:
             FleetReturningError: some of the nodes' devices are still expected to reconnect.
             InvalidInputError: the epochs are not above zero.
-            UnknownRecordError: the run does not exist.
+            UnknownRecordError: the run does not exist, or is being deleted.
+            RunEndedError: the run has ended.
+            StoreUnavailableError: the grants could not be stored; no device measures.
         """
         require_epochs(epochs)
-        self._fleet.flower.require_live(run_id)
+        self._require_kept(run_id)
         await self._await_fronts(run_id, node_ids)
         async with self._lock:
+            self._require_kept(run_id)
             self._require_connected(self._fleet, node_ids)
+            await self._confirmed(lambda: self._fleet.flower.end_unused_measuring(run_id, node_ids))
             for _ in range(_ATTEMPTS):
                 request = self._fleet.flower.request_measuring(run_id, node_ids, epochs, self._profile_modes, survey_s)
                 plan = await asyncio.to_thread(request.planned)
@@ -151,15 +151,30 @@ class RoundPlanning:
                     break
             else:
                 raise NoDevicesError("the fleet changes faster than measurements can be planned: try again")
+            self._require_kept(run_id)  # neither ended nor deleted meanwhile
             plan_id = self._fleet.flower.accept_measuring(run_id, plan)
             self._fleet.rounds.grants.pending.hold_back(plan_id)  # until it is stored
-        with ExitStack() as otherwise:  # the Flower server would send no trainings
-            otherwise.callback(self._fleet.flower.cancel_measuring, plan_id)
+        try:
             await self._repository.save()
-            otherwise.pop_all()
-        self._fleet.rounds.grants.pending.let_go(plan_id)
-        self._orders.send_due()
+        except BaseException:
+            # Nobody learns of these grants, so that no message would ever use their watts.
+            self._fleet.rounds.grants.stop_measuring_of(plan_id)
+            raise
+        finally:
+            self._fleet.rounds.grants.pending.let_go(plan_id)
+            self._orders.send_due()
         return plan_id, plan, request.nodes
+
+    def _require_kept(self, run_id: str) -> None:
+        """Check that a run has neither ended nor is being deleted.
+
+        Raises:
+            UnknownRecordError: the run does not exist, or is being deleted.
+            RunEndedError: the run has ended.
+        """
+        self._fleet.flower.require_live(run_id)
+        if run_id in self._deleting:
+            raise UnknownRecordError(f"unknown run {run_id!r}: it is being deleted")
 
     def run_started(self, run_id: str) -> None:
         """Make the plans of a run that has just started wait for the devices' fronts for its workload."""
@@ -177,14 +192,19 @@ class RoundPlanning:
             UnknownRecordError: one of them never started; none is ended.
             StoreUnavailableError: the runs have ended, and are stored later.
         """
+        finished = self._finish(run_ids, error, caller)
+        self._orders.send_due()  # trainings that have not begun are cancelled
+        await self._repository.save(*finished)
+
+    def _finish(self, run_ids: Collection[str], error: str, caller: str) -> list[RunRecord]:
+        """End runs and release their devices, as `finish_runs` does; returns what has to be stored."""
         live = {run_id for run_id in run_ids if not self._fleet.flower.run(run_id).finished}
         finished = self._fleet.flower.finish_runs(run_ids, error)
         for run in finished:
             self._fronts_until_s.pop(run.run_id, None)
             self._refusals.pop(run.run_id, None)
             self._events.run_finished(run, run.run_id in live, caller)
-        self._orders.send_due()  # trainings that have not begun are cancelled
-        await self._repository.save(*finished)
+        return finished
 
     async def require_deletable(self, run_ids: Collection[str], end: bool) -> None:
         """Check that `delete_runs` can do all that is asked; nothing changes.
@@ -221,9 +241,11 @@ class RoundPlanning:
         """
         if end:
             live = [run_id for run_id in run_ids if not self._fleet.flower.run(run_id).finished]
-            await self.finish_runs(live, _ENDED, caller)
+            finished = self._finish(live, _ENDED, caller)
+            # Before this is stored: nothing waits for these trainings any more, even if the store fails.
             self._fleet.rounds.grants.stop_runs(run_ids)
             self._orders.send_due()
+            await self._repository.save(*finished)
         for run_id in run_ids:
             while not await self._is_released(run_id, end):
                 await asyncio.sleep(_RELEASE_POLL_S)
@@ -296,8 +318,7 @@ class RoundPlanning:
     async def _plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float | EpochChoice) -> None:
         if self._fleet.flower.is_planned(run_id, number):
             return  # by a concurrent request for the same round
-        if run_id in self._deleting:
-            raise UnknownRecordError(f"unknown run {run_id!r}: it is being deleted")
+        self._require_kept(run_id)
         # The round is loaded already, unless plans of many runs were requested meanwhile.
         await self._repository.load_history(run_id)
         self._prepare(self._fleet, node_ids)
@@ -315,6 +336,7 @@ class RoundPlanning:
                 break
         else:
             raise NoDevicesError("the fleet changes faster than a round can be planned: try again")
+        self._require_kept(run_id)  # neither ended nor deleted meanwhile
         self._fleet.flower.accept_plan(request, record)
         self._fleet.rounds.grants.pending.hold_back(record.plan_id)  # until it is stored
         self._fleet.rounds.since_s[record.plan_id] = self._now_s()
@@ -357,7 +379,7 @@ class RoundPlanning:
         """
         measuring = self._fleet.flower.stop_measuring(run_id, node_ids)
         self._orders.send_due()
-        for _ in range(round(_MEASURING_ENDS_S / _CONFIRM_POLL_S)):
+        for _ in range(round(ENDS_WITHIN_S / _CONFIRM_POLL_S)):
             if not measuring:
                 return
             await asyncio.sleep(_CONFIRM_POLL_S)
@@ -368,13 +390,21 @@ class RoundPlanning:
 
         Devices that do not confirm in time are left out of the round.
         """
-        unconfirmed = self._fleet.flower.release(run_id, node_ids)
+        await self._confirmed(lambda: self._fleet.flower.release(run_id, node_ids))
+
+    async def _confirmed(self, end: Callable[[], Collection[str]]) -> None:
+        """End grants, and wait briefly until the devices have confirmed it.
+
+        Args:
+            end: ends them, and returns the devices that have not confirmed it yet; called repeatedly.
+        """
+        unconfirmed = end()
         self._orders.send_due()
         for _ in range(_CONFIRM_POLLS):
             if not unconfirmed:
                 return
             await asyncio.sleep(_CONFIRM_POLL_S)
-            unconfirmed = self._fleet.flower.release(run_id, node_ids)
+            unconfirmed = end()
 
     def _prepare(self, fleet: Fleet, node_ids: Sequence[int]) -> None:
         """Prepare the fleet, or a copy of it, for a plan.

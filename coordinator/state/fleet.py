@@ -53,6 +53,7 @@ from wattfleet.planning import (
     trim_rounds,
 )
 from wattfleet.planning.policies import Policy
+from wattfleet_proto.plan_ids import is_to_measure
 
 _T = TypeVar("_T")
 
@@ -212,13 +213,14 @@ class Fleet:
         Only connected devices count as free afterwards: what others may draw is unknown until they return.
 
         Returns:
-            The plan ids of these rounds.
+            The plan ids of these rounds. Trainings that are run in order to measure end, too, but belong to none.
         """
         ended: dict[str, None] = {}
         for device_id in [each for each in self.rounds.grants.of_training() if self.agents.is_connected(each)]:
             plan_id = self.draw.plan_holding(device_id) or ""
             if not run_id or run_of(plan_id) == run_id:
-                ended[plan_id] = None
+                if not is_to_measure(plan_id):
+                    ended[plan_id] = None
                 self.rounds.grants.assume_over(device_id)
                 self.agents.assume_ready(device_id)
         return sorted(filter(None, ended))
@@ -251,8 +253,8 @@ class Fleet:
                 raise StillInUseError(f"{device_id} is connected: stop its agent, then forget the device")
             if (plan_id := self.draw.plan_holding(device_id)) is not None:
                 raise StillInUseError(
-                    f"{self.flower.round_text(plan_id)} still holds watts for {device_id}: repeat the command when its"
-                    f" grant has lapsed{self._longest_lapse([device_id])}"
+                    f"watts are still held for {device_id} by {self.flower.round_text(plan_id)}: repeat the command"
+                    f" when its grant has lapsed{self._longest_lapse([device_id])}"
                 )
         for part in (self.agents, self.operator, self.flower, self.rounds, self.duties, self.samples, self.presets):
             part.forget(ids)
@@ -308,9 +310,9 @@ class Fleet:
             known = {each: grants.of(each) for each in held.get(run_id, ()) if each not in reachable}
             if away := [each for each, grant in known.items() if grant is not None and not grant.is_first]:
                 raise StillInUseError(
-                    f"run {run_id!r} holds watts for {first_few(away)}, which cannot be reached, so nothing was"
-                    " changed: repeat the command when these devices are connected, or when their grants have"
-                    f" lapsed{self._longest_lapse(away)}"
+                    f"run {self.flower.name_of(run_id)!r} holds watts for {first_few(away)}, which cannot be reached,"
+                    " so nothing was changed: repeat the command when these devices are connected, or when their grants"
+                    f" have lapsed{self._longest_lapse(away)}"
                 )
 
     def held_by_runs(self) -> dict[str, list[str]]:

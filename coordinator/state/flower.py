@@ -31,7 +31,8 @@ from wattfleet.errors import MAX_LISTED, first_few
 from wattfleet.modes import Workload
 from wattfleet.planning import EpochChoice, Offer
 from wattfleet.planning.policies import Policy
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import DeviceState, GrantPhase
+from wattfleet_proto.plan_ids import plan_in_words
 
 
 class FlowerRuns:
@@ -95,9 +96,8 @@ class FlowerRuns:
         return self.runs[run_id].name if run_id in self.runs else run_id
 
     def round_text(self, plan_id: str) -> str:
-        """A round in words, such as "round 3 of run digits-0714-1532"."""
-        run_id, _, number = plan_id.rpartition("/")
-        return f"round {number} of run {self.name_of(run_id)}"
+        """A round in words, such as "round 3 of run digits-0714-1532", or a run's measurements."""
+        return plan_in_words(plan_id, self.name_of(run_of(plan_id)))
 
     def workload_of(self, run_id: str) -> str:
         """The name of a run's workload; empty if the run is unknown."""
@@ -250,7 +250,7 @@ class FlowerRuns:
         record = self.run(run_id)
         if record.finished:
             reason = f": {record.error}" if record.error else ""
-            raise RunEndedError(f"run {run_id!r} has ended, start another run{reason}")
+            raise RunEndedError(f"run {self.name_of(run_id)!r} has ended, start another run{reason}")
 
     def finish_run(self, run_id: str, error: str) -> RunRecord:
         """Finish a Flower run and release its devices; a run that has ended before keeps its reason.
@@ -385,11 +385,25 @@ class FlowerRuns:
         if survey_s is None:
             measuring = unmeasured_of(offers, modes)
         else:
-            measuring = survey_of(offers, self._agents.devices, survey_s)
+            measuring = survey_of(offers, self._agents.devices, survey_s, self._measured(workload))
         offers = [offer for offer in offers if offer.device_id in measuring]
         elsewhere_w = self._draw.elsewhere_w(measuring.keys())
         allowance = replace(self._operator.allowance, elsewhere_w=elsewhere_w)
         return MeasuringRequest(epochs, offers, measuring, nodes, allowance, len(not_ready))
+
+    def _measured(self, workload: str) -> set[str]:
+        """The connected devices that have measured modes of a workload, or measure some now."""
+        found = {
+            device.device_id
+            for device in self._agents.devices.values()
+            if (front := device.front_for(workload)) is not None and front.profiled_modes
+        }
+        for device_id, plan_id in self._rounds.grants.of_measuring():
+            known = self._rounds.grants.of(device_id)
+            measures = known is not None and not known.is_over and known.grant.measuring and known.grant.measuring.modes
+            if measures and self.workload_of(run_of(plan_id)) == workload:
+                found.add(device_id)
+        return set(filter(self._agents.is_connected, found))
 
     def _ready(self, nodes: Mapping[str, int]) -> list[DeviceRecord]:
         """The devices with a node that are ready for another training."""
@@ -471,11 +485,26 @@ class FlowerRuns:
         grants = self._rounds.grants
         grants.stop_measuring([each for each, plan_id in grants.of_measuring() if run_of(plan_id) == run_id])
 
-    def cancel_measuring(self, plan_id: str) -> None:
-        """Cancel the trainings of one request to measure, because it could not be answered."""
-        grants = self._rounds.grants
-        grants.stop_measuring([each for each, named in grants.of_measuring() if named == plan_id])
-        grants.pending.let_go(plan_id)
+    def end_unused_measuring(self, run_id: str, node_ids: Sequence[int]) -> set[str]:
+        """End the grants of nodes that measure nothing: an app requests only nodes that it waits for no more.
+
+        This is so if the answer to its last request was lost, or if a node's app failed before it trained.
+
+        Returns:
+            The connected devices whose grants are not over yet.
+        """
+        requested, grants = self.paired(node_ids).nodes, self._rounds.grants
+        unused = {
+            device_id
+            for device_id, plan_id in grants.of_measuring()
+            if device_id in requested
+            and run_of(plan_id) == run_id
+            and (known := grants.of(device_id)) is not None
+            and not known.is_over
+            and known.phase is GrantPhase.WAITING
+        }
+        grants.stop_measuring(unused)
+        return {each for each in unused if self._agents.is_connected(each) and grants.may_train(each)}
 
     def stop_measuring(self, run_id: str, node_ids: Sequence[int]) -> set[str]:
         """Stop trainings that are run in order to measure, since a round may need their devices or watts.

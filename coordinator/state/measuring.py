@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.state.records import DeviceRecord
@@ -66,13 +66,16 @@ class MeasuringRequest:
         return MeasuringPlan(assignments, chosen, len(self.offers) - len(assignments), self.not_ready)
 
 
-def survey_of(offers: Sequence[Offer], devices: Mapping[str, DeviceRecord], longest_s: float) -> dict[str, Measuring]:
+def survey_of(
+    offers: Sequence[Offer], devices: Mapping[str, DeviceRecord], longest_s: float, measured: Collection[str]
+) -> dict[str, Measuring]:
     """The devices that do not know a workload, and what each should learn of it before the first plan.
 
     Args:
         offers: the devices that may take part.
         devices: all devices by id.
         longest_s: seconds after which a device begins no further measurement.
+        measured: the devices that have measured modes of the workload, or measure some now, offered or not.
 
     Raises:
         InvalidInputError: the seconds are not finite and above 0.
@@ -81,13 +84,13 @@ def survey_of(offers: Sequence[Offer], devices: Mapping[str, DeviceRecord], long
         raise InvalidInputError(f"a survey lasts a finite number of seconds above 0, not {longest_s:g}")
     found: dict[str, Measuring] = {}
     kinds = {device_id: (device.board, device.provenance) for device_id, device in devices.items()}
-    measured = Counter(kinds[offer.device_id] for offer in offers if offer.profiled_modes)
+    measuring = Counter(kinds[device_id] for device_id in measured)
     for offer in sorted(offers, key=lambda offer: offer.device_id):
         kind = kinds[offer.device_id]
-        measures = not offer.profiled_modes and measured[kind] < SURVEYED_OF_KIND
+        measures = not offer.profiled_modes and measuring[kind] < SURVEYED_OF_KIND
         if measures or offer.is_length_assumed:
             found[offer.device_id] = Measuring(SURVEY_MODES if measures else 0, longest_s)
-        measured[kind] += measures
+        measuring[kind] += measures
     return found
 
 

@@ -427,11 +427,6 @@ def plan_id_of(run_id: str, number: int) -> str:
     return f"{run_id}/{number}"
 
 
-def plan_id_to_measure(run_id: str, number: int) -> str:
-    """The id that stands in place of a plan's for devices that measure outside of rounds."""
-    return f"{run_id}/measuring-{number}"
-
-
 def run_of(plan_id: str) -> str:
     """The run that a plan belongs to."""
     return plan_id.rpartition("/")[0]

@@ -93,7 +93,8 @@ class CarriedOver:
         closed_invites: how many invites are open in the backup, and were used or cancelled since.
         forgotten: devices that were forgotten since.
         drained: devices that were drained since.
-        budgets: supplies whose overrides are lower than in the backup, or are new.
+        budgets: supplies whose overrides are lower than in the backup, end at another time, or are new.
+        cleared: supplies whose overrides were cleared since.
         ended: runs that are newer than the backup, or have ended since.
         unaccounted: certificates that are valid in the backup, of which the replaced store knows nothing. They may have
             been revoked.
@@ -106,6 +107,7 @@ class CarriedOver:
     forgotten: list[str] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
     budgets: list[str] = field(default_factory=list)
+    cleared: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     unaccounted: list[CertificateRecord] = field(default_factory=list)
 
@@ -138,7 +140,7 @@ def carried_over(
     found = CarriedOver()
     _carry_identities(found, backup, former, now, revoke)
     if former is not None and former.state is not None and backup.state is not None:
-        _carry_operator(found, backup.state, former, former.state)
+        _carry_operator(found, backup, backup.state, former, former.state)
         _carry_runs(found, backup.state, former.state, has_round)
     return found
 
@@ -181,21 +183,28 @@ def _carry_identities(
     found.records += [each for each in of_former.entries if each.entry_id not in logged]
 
 
-def _carry_operator(found: CarriedOver, backup: StoredState, former: Known, state: StoredState) -> None:
+def _carry_operator(found: CarriedOver, backup: Known, before: StoredState, former: Known, state: StoredState) -> None:
     """Carry over what operators have set for devices and budgets, as far as it is stricter or unknown to the backup."""
-    before = {each.device_id: each for each in backup.overrides}
+    devices_before = {each.device_id: each for each in before.overrides}
     for since in state.overrides:
-        known = before.get(since.device_id)
+        known = devices_before.get(since.device_id)
         changed: DeviceOverrides = since if known is None else replace(known, drained=known.drained or since.drained)
         if changed != known:
             found.records.append(changed)
         if since.drained and not (known is not None and known.drained):
             found.drained.append(since.device_id)
     for supply, override in state.budget_overrides.items():
-        of_backup = backup.budget_overrides.get(supply)
-        if of_backup is None or override.watts < of_backup.watts:
+        # It ends when that of the replaced store does: an override may limit its supply as well as raise its budget, so
+        # neither the earlier nor the later end would always be the stricter one.
+        of_backup = before.budget_overrides.get(supply, override)
+        kept = Override(min(override.watts, of_backup.watts), override.until)
+        if supply not in before.budget_overrides or kept != of_backup:
             found.budgets.append(supply)
-            found.records.append(SupplyOverride(supply, Override(override.watts, override.until)))
+            found.records.append(SupplyOverride(supply, kept))
+    # A store that was begun anew knows no overrides either, but does not know the audit log of those who set them.
+    if not {each.entry_id for each in backup.entries}.isdisjoint(each.entry_id for each in former.entries):
+        found.cleared = [supply for supply in before.budget_overrides if supply not in state.budget_overrides]
+    found.records += [SupplyOverride(supply, None) for supply in found.cleared]
     # A device that the replaced store does not know was forgotten, or enrolled after an earlier restore of that store.
     were_forgotten = {
         each.peer.name
@@ -205,7 +214,7 @@ def _carry_operator(found: CarriedOver, backup: StoredState, former: Known, stat
     known_since = {each.device_id for each in state.devices}
     found.forgotten = sorted(
         each.device_id
-        for each in backup.devices
+        for each in before.devices
         if each.device_id in were_forgotten and each.device_id not in known_since
     )
     found.records += [ForgottenDevice(each) for each in found.forgotten]

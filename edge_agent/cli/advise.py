@@ -80,7 +80,7 @@ def _content(
         "workload_changes": str(changes),
         "workloads": changes.workloads,
         "workload": workload,
-        "measuring_source": f"predicted by the reference {reference}: one warm-up minibatch and 40 that count, or until"
+        "measuring_source": f"predicted by the reference {reference}: one warm-up minibatch and 20 that count, or until"
         " power has settled",
         "loss_source": LOSS_SOURCE,
         "methods": [_row(cost) for cost in advice.costs],

@@ -16,7 +16,7 @@ from edge_agent.devices.sysfs import JetsonSettings, SysfsDevice, as_numbers
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
-from wattfleet_io.atomic_files import replace_file
+from wattfleet_io.atomic_files import make_state_folder, replace_file
 from wattfleet_io.clock import Clock
 from wattfleet_io.programs import ProgramResult, RunProgram
 
@@ -75,7 +75,7 @@ class NvpmodelDevice(SysfsDevice):
         self.require_offered(mode)
         conf = self._conf.with_mode(_CUSTOM_NAME, self._stanza(mode))
         try:
-            self._custom_conf.parent.mkdir(parents=True, exist_ok=True)
+            make_state_folder(self._custom_conf.parent)
             replace_file(self._custom_conf, conf.text().encode())
         except OSError as error:
             raise ModeNotAppliedError(f"{self._custom_conf}: cannot be written: {error.strerror}") from None

@@ -34,17 +34,14 @@ def is_exposed(address: str, identity_folder: Path, is_insecure: bool) -> bool:
         if is_insecure:
             return True
         raise InvalidInputError(
-            f"--metrics-address {address}: other machines can reach it, and {identity_folder} has no certificate to "
-            f"protect"
-            " it: enrol this device with `wattfleet agent join`, use a loopback address such as 127.0.0.1:9466, or "
-            "pass"
-            " --insecure for plaintext"
+            f"--metrics-address {address}: other machines can reach it, and {identity_folder} has no certificate to"
+            " protect it: enrol this device with `wattfleet agent join`, use a loopback address such as"
+            " 127.0.0.1:9466, or pass --insecure for plaintext"
         )
     if not may_serve(identity.certificate_pem):
         raise InvalidInputError(
-            f"--metrics-address {address}: the certificate in {identity_folder} was issued by an earlier coordinator "
-            f"for clients only: enrol again with `wattfleet agent join`, or start the agent on a loopback address "
-            f"until"
+            f"--metrics-address {address}: the certificate in {identity_folder} was issued by an earlier coordinator"
+            " for clients only: enrol again with `wattfleet agent join`, or start the agent on a loopback address until"
             " the certificate is renewed"
         )
     return False

@@ -24,6 +24,7 @@ from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.journal_records import Renewal, RoundRecord
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
+from edge_agent.profiling.measuring_time import measuring_s
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.stored_profile import own_rows
@@ -343,7 +344,22 @@ class OnlineLearner:
         """
         self._short_trainings.note(minibatches)
 
-    def productive(self, power_limit_w: float, minibatches: float = math.inf) -> ProductiveProfiler:
+    def predicted_minibatch_s(self, mode: PowerMode) -> float:
+        """Return the predicted seconds of a minibatch in a mode.
+
+        Raises:
+            InvalidInputError: the device does not offer the mode.
+        """
+        with self._state:
+            return float(self._fitted.at(mode, self.known).minibatch_ms[0]) / 1e3
+
+    def productive(
+        self,
+        power_limit_w: float,
+        minibatches: float = math.inf,
+        spare_s: Callable[[], float] = lambda: math.inf,
+        own_minibatch_s: float = 0.0,
+    ) -> ProductiveProfiler:
         """Return a profiler that measures the next modes during a training.
 
         It has no modes to measure if the profile is complete, or the training is too short to measure a mode.
@@ -351,6 +367,10 @@ class OnlineLearner:
         Args:
             power_limit_w: watts reserved for the device; modes that may draw more are excluded.
             minibatches: number of minibatches of the training; infinite if unknown.
+            spare_s: returns the seconds that are left for measurements now, beyond the app's own work; modes that are
+                expected to take longer are left out.
+            own_minibatch_s: seconds that a minibatch takes without measurements, which the app's work during a
+                measurement saves later; 0 if nobody waits for the work.
         """
         if self._short_trainings.is_too_short(minibatches):
             return self._nothing_to_measure(f"a training of {minibatches:,.0f} minibatches is too short to measure one")
@@ -367,19 +387,28 @@ class OnlineLearner:
             with self._fitting() as (fitting, basis):
                 if self.is_outdated:  # power differs with the batch size
                     self._take(fitting.fit(self._profile(), self.profiled_modes), basis)
-                planned_mw = self._fitted.prediction(self.known).power_mw_quantile(POWER_QUANTILE)
-                affordable = planned_mw <= power_limit_w * 1e3
+                prediction = self._fitted.prediction(self.known)
+                modes = self._device.modes
+                # The app trains already, so its first minibatch in another mode has no warm-up.
+                took_s = measuring_s(modes, prediction.minibatch_ms, first_gcycles=0.0)
+                extra_s = took_s * np.maximum(0.0, 1 - own_minibatch_s * 1e3 / prediction.minibatch_ms)
+                fits = extra_s <= spare_s()
+                affordable = (prediction.power_mw_quantile(POWER_QUANTILE) <= power_limit_w * 1e3) & fits
                 exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
-                chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
+                next_modes = fitting.next_modes(self._profile(), settings, exclude)
         except (FittingFailedError, StoppedError) as error:
             why = str(error) or "the agent is stopping"
             _log.error("no modes are measured during this training: %s", why)
             return self._nothing_to_measure(why)
-        if not chosen:
-            # The app waits for every fit, so a fit is not repeated before there is new data.
-            self._settled = (known, power_limit_w)
-            return self._nothing_to_measure(f"no further mode is worth measuring within {power_limit_w:.1f} W")
-        return ProductiveProfiler(self._device, chosen, self._journal)
+        if not len(next_modes):
+            if fits.all():
+                # The app waits for every fit, so a fit is not repeated before there is new data.
+                self._settled = (known, power_limit_w)
+                return self._nothing_to_measure(f"no further mode is worth measuring within {power_limit_w:.1f} W")
+            return self._nothing_to_measure("the training leaves no time to measure a mode that is worth it")
+        chosen = array_to_modes(next_modes)
+        expected_s = {mode: extra_s[(modes == mode).all(axis=1)].item() for mode in chosen}
+        return ProductiveProfiler(self._device, chosen, self._journal, fits=lambda mode: expected_s[mode] <= spare_s())
 
     def _nothing_to_measure(self, why: str) -> ProductiveProfiler:
         return ProductiveProfiler(self._device, [], self._journal, why_none=why)

@@ -21,7 +21,7 @@ class ShortTrainings:
 
     def is_too_short(self, minibatches: float) -> bool:
         """Return whether a training of this length, in minibatches, should be observed instead."""
-        if minibatches <= DEFAULT_SETTINGS.minibatches:  # the first one does not count
+        if minibatches <= DEFAULT_SETTINGS.fewest_minibatches:  # the first one does not count
             return True
         if minibatches > self._minibatches or not self._left:
             return False

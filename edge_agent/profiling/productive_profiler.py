@@ -37,6 +37,7 @@ class ProductiveProfiler:
         modes: modes to measure, in this order; those in the journal are skipped.
         journal: the journal for the records.
         settings: how long to measure each mode.
+        fits: whether there is time left to measure a mode; asked before its measurement.
         why_none: why there is no mode to measure, for people; empty if there is one.
 
     Attributes:
@@ -50,11 +51,13 @@ class ProductiveProfiler:
         modes: Iterable[PowerMode],
         journal: Journal,
         settings: ProfilerSettings = DEFAULT_SETTINGS,
+        fits: Callable[[PowerMode], bool] = lambda mode: True,
         why_none: str = "",
     ) -> None:
         self._device = device
         self._journal = journal
         self._settings = settings
+        self._fits = fits
         self._pending = journal.remaining(modes)
         self.measured = self.discarded = 0
         self._attempts = 0
@@ -195,6 +198,8 @@ class ProductiveProfiler:
             self._rest()
 
     def _measure_next(self) -> None:
+        while self._pending and not self._fits(self._pending[0]):
+            self._leave()
         if not self._pending:
             self._rest()
             return

@@ -7,6 +7,7 @@ published tables (doi:10.1016/j.future.2024.07.001, section 2.5).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +22,9 @@ _WINDOW = 3
 _TOLERANCE = 0.12
 RISE_S = 2.0
 """Until this time after the start of a training, power is still rising, however flat it looks, s."""
-# Converts a median absolute deviation to the standard deviation of a normal distribution.
-_MAD_TO_SD = 1.4826
+# Converts a median absolute deviation to the standard deviation of a normal distribution, and that of single values to
+# that of the median of many.
+_MAD_TO_SD, _SD_OF_MEDIAN = 1.4826, 1.2533
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Settled:
     median: float
     spread: float
     count: int
+
+    @property
+    def error(self) -> float:
+        """Standard error of the median, as a share of it."""
+        return _SD_OF_MEDIAN * self.spread / math.sqrt(self.count)
 
 
 def settled_minibatch_ms(minibatch_ms: NDArray[np.float64]) -> Settled:

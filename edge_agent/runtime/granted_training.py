@@ -40,7 +40,7 @@ class GrantedTraining:
             InvalidInputError: the number of epochs is out of range.
             ModeNotAppliedError: the mode could not be applied.
         """
-        watch.start(learner, mode, epochs, grant.power_limit_w, grant.measuring)
+        watch.start(learner, mode, epochs, grant.power_limit_w, grant.measuring, grant.planned_s)
         if mode != grant.mode:
             _log.warning("training begins at %s: other devices have shown that it draws less", mode.label())
             watch.lower(mode)

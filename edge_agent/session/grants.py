@@ -172,9 +172,9 @@ def _grant(message: session_pb2.Grant) -> Grant:
     measuring = (
         Measuring(message.measuring.modes, message.measuring.longest_s) if message.HasField("measuring") else None
     )
-    longest_s = (message.longest_s, 0.0 if measuring is None else measuring.longest_s)
-    if not all(0 <= value < math.inf for value in (message.power_limit_w, *longest_s)):
-        raise InvalidInputError("its power limit and longest training must be finite and at least 0")
+    seconds = (message.longest_s, message.planned_s, 0.0 if measuring is None else measuring.longest_s)
+    if not all(0 <= value < math.inf for value in (message.power_limit_w, *seconds)):
+        raise InvalidInputError("its power limit and its times must be finite and at least 0")
     mode = mode_from_message(message.mode) if message.HasField("mode") else None
     if message.workload:
         require_workload_name(message.workload)
@@ -187,4 +187,5 @@ def _grant(message: session_pb2.Grant) -> Grant:
         message.workload,
         message.batch,
         measuring,
+        message.planned_s,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import PowerMode
 from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.plan_ids import is_to_measure, plan_in_words
 
 
 class NoGrantError(WattfleetError):
@@ -42,6 +43,7 @@ class Grant:
         workload: the workload's name; empty if the run does not name it.
         batch: batch size chosen by the plan, samples; 0 if the plan chose none.
         measuring: limits of a training that is run in order to measure; None for a training of a round.
+        planned_s: seconds that the round is planned to take; 0 if unknown.
     """
 
     grant_id: int
@@ -52,6 +54,7 @@ class Grant:
     workload: str = ""
     batch: int = 0
     measuring: Measuring | None = None
+    planned_s: float = 0.0
 
 
 class HeldGrant:
@@ -130,9 +133,11 @@ class HeldGrant:
             NoGrantError: there is no grant, a training has already used it, or it has lapsed.
         """
         if not self.may_begin(plan_id, now_s) or self.in_force is None:
+            run_id = plan_id.rpartition("/")[0]
+            what = plan_in_words(plan_id, run_id) if is_to_measure(plan_id) else f"the training of round {plan_id}"
             raise NoGrantError(
-                f"the coordinator has granted no watts for the training of round {plan_id}: its plan was abandoned "
-                f"or trimmed, or the agent has lost its connection to the coordinator"
+                f"the coordinator has granted no watts for {what}: its plan was abandoned or trimmed, or the agent has"
+                " lost its connection to the coordinator"
             )
         self.phase, self._began_s, self._stop_reason = GrantPhase.TRAINING, now_s, None
         return self.in_force

@@ -19,8 +19,10 @@ from wattfleet_proto.v1 import session_pb2
 _log = logging.getLogger(__name__)
 
 _MOST_ANNOUNCED = 32
-_MOST_UNITS = MAX_UNITS + MAX_OTHER_KINDS
 """Maximum of workloads read from one announcement."""
+
+_MOST_UNITS = MAX_UNITS + MAX_OTHER_KINDS
+"""Maximum of devices and kinds of board whose measurements of one workload are read."""
 
 _MOST_ORDERS = 32
 """Maximum of waiting orders."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
-from wattfleet.modes import Workload
+from wattfleet.modes import PowerMode, Workload
 
 
 class TrainedWorkload(Protocol):
@@ -31,8 +32,21 @@ class TrainedWorkload(Protocol):
         """CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown."""
         ...
 
-    def productive(self, power_limit_w: float, minibatches: float) -> ProductiveProfiler:
-        """Return the profiler for a training with this power limit and number of minibatches (infinite if unknown)."""
+    def predicted_minibatch_s(self, mode: PowerMode) -> float:
+        """Return the predicted seconds of a minibatch in a mode."""
+        ...
+
+    def productive(
+        self, power_limit_w: float, minibatches: float, spare_s: Callable[[], float], own_minibatch_s: float
+    ) -> ProductiveProfiler:
+        """Return the profiler for a training.
+
+        Args:
+            power_limit_w: watts reserved for the device.
+            minibatches: number of minibatches of the training; infinite if unknown.
+            spare_s: returns the seconds that are left for measurements now, beyond the app's own work.
+            own_minibatch_s: seconds that a minibatch takes without measurements; 0 if nobody waits for the app's work.
+        """
         ...
 
     def training_was_too_short(self, minibatches: float) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from edge_agent.devices.device import AppTraining, Device, PowerMeter
 from edge_agent.learning.observation import Observed
@@ -19,6 +20,7 @@ from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import first_minibatch_s, steady_minibatch_s
+from wattfleet_proto.measuring_limits import LONGEST_FACTOR
 
 _log = logging.getLogger(__name__)
 
@@ -26,10 +28,10 @@ _log = logging.getLogger(__name__)
 _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
 # After this share of a training, no further mode is measured, so that the training's own mode is observed.
 _MEASURING_SHARE = 0.5
+# Measurements end when they are expected to make the round longer by this share of its planned time.
+_OVERTIME_SHARE = 0.05
 # A shorter part of a training after measurements shows too little of the assigned mode.
 _FEWEST_MINIBATCHES = 40
-# A measurement that has begun may go on for this multiple of the time in which measurements may begin.
-_LONGEST_FACTOR = 2.0
 # The observation starts again if the app waited longer than this for the agent before its first report, s.
 _NEGLIGIBLE_S = 0.1
 _LOADER_UNKNOWN = (
@@ -82,6 +84,8 @@ class _Running:
     measurements_ended: bool = False
     shared: Hashable = None
     measuring: Measuring | None = None
+    planned_s: float = 0.0
+    own_minibatch_s: float = 0.0
     began_s: float = 0.0
     measured_before: int = 0
 
@@ -136,6 +140,7 @@ class TrainingWatch:
         epochs: float,
         power_limit_w: float,
         measuring: Measuring | None = None,
+        planned_s: float = 0.0,
     ) -> None:
         """Apply the mode and start to observe; an unfinished training is abandoned.
 
@@ -146,6 +151,8 @@ class TrainingWatch:
             power_limit_w: watts reserved for the device.
             measuring: limits of the measurements in a training that is run in order to measure; None to measure during
                 the first part of a training.
+            planned_s: seconds that the round is planned to take. Measurements that would make it longer are left out. 0
+                if it is unknown.
 
         Raises:
             InvalidInputError: the device does not offer the mode, or the number of epochs is out of range.
@@ -167,6 +174,7 @@ class TrainingWatch:
             self._device.start_meter(),
             shared=self._sharing(),
             measuring=measuring,
+            planned_s=planned_s,
             began_s=self._device.clock.now_s(),
         )
         is_for_facts = measuring is not None and measuring.modes == 0
@@ -242,7 +250,9 @@ class TrainingWatch:
             assigned = running.epochs * running.trained.minibatches_per_epoch
             is_limited = running.trained.is_length_known and running.measuring is None
             minibatches = assigned if is_limited else math.inf
-            running.profiler = running.trained.productive(running.power_limit_w, minibatches)
+            if is_limited and running.planned_s:
+                running.own_minibatch_s = running.trained.predicted_minibatch_s(running.mode)
+            running.profiler = self._profiler(running, minibatches)
             if self._device.clock.now_s() - asked_s > _NEGLIGIBLE_S:
                 # The app has waited for the agent instead of training.
                 running.undisturbed = _Undisturbed(self._device.clock.now_s())
@@ -316,6 +326,25 @@ class TrainingWatch:
         finally:
             self._device.apply(running.mode)
 
+    def _profiler(self, running: _Running, minibatches: float) -> ProductiveProfiler:
+        """Return a profiler for the training.
+
+        Args:
+            running: the training.
+            minibatches: number of its minibatches; infinite if unknown.
+        """
+        spare_s = partial(self._spare_s, running, minibatches)
+        return running.trained.productive(running.power_limit_w, minibatches, spare_s, running.own_minibatch_s)
+
+    def _spare_s(self, running: _Running, minibatches: float) -> float:
+        """Return the seconds that a training may still spend on measurements beyond its own work."""
+        lasted_s = self._device.clock.now_s() - running.began_s
+        if running.measuring is not None:
+            return LONGEST_FACTOR * running.measuring.longest_s - lasted_s
+        if not running.own_minibatch_s:
+            return math.inf
+        return running.planned_s - lasted_s - max(0.0, minibatches - running.reported) * running.own_minibatch_s
+
     def _measure(
         self,
         running: _Running,
@@ -340,6 +369,8 @@ class TrainingWatch:
             self._measure_on(running, running.measuring)
         elif running.trained.is_length_known and has_tried and running.reported >= _MEASURING_SHARE * assigned:
             self._end_measurements(running, profiler)
+        elif self._spare_s(running, assigned) < -_OVERTIME_SHARE * running.planned_s:
+            self._end_measurements(running, profiler)
         assert running.profiler is not None, "modes are measured"
         if running.measurements_ended:
             pass
@@ -356,7 +387,7 @@ class TrainingWatch:
         profiler = running.profiler
         assert profiler is not None, "modes are measured"
         lasted_s = self._device.clock.now_s() - running.began_s
-        if running.measured >= measuring.modes or lasted_s >= _LONGEST_FACTOR * measuring.longest_s:
+        if running.measured >= measuring.modes or lasted_s >= LONGEST_FACTOR * measuring.longest_s:
             self._end_measurements(running, profiler)
         elif lasted_s >= measuring.longest_s:
             profiler.begin_no_further()
@@ -365,7 +396,7 @@ class TrainingWatch:
         profiler.pause()
         if lasted_s < measuring.longest_s:
             running.measured_before += profiler.measured
-            running.profiler = running.trained.productive(running.power_limit_w, math.inf)
+            running.profiler = self._profiler(running, math.inf)
             running.profiler.begin()
         if not running.profiler or not running.profiler.measuring:
             running.measurements_ended = True

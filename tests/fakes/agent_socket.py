@@ -81,6 +81,7 @@ class Agent:
 
     def __init__(self, socket: Path, open_fitting: OpenFittingTo | None = None, fits_once: bool = False) -> None:
         self.socket = socket
+        self.duty: str | None = None  # whose requests the board answers
         self.board = open_virtual_board("simulated:orin-nano", 1)
         self.open_steps = lambda: nullcontext(self.board.step)
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
@@ -145,7 +146,7 @@ def agent_at(
     agent.grant, agent.loop = grant, loop
 
     async def serve() -> None:
-        watch = TrainingWatch(agent.board, parked_mode(agent.board))
+        watch = TrainingWatch(agent.board, parked_mode(agent.board), sharing=lambda: agent.duty)
         reports: Any = agent.reports
         supervisor = RecoverySupervisor(
             watch,

@@ -217,6 +217,9 @@ class PlannerStub:
         measured: the number of modes that devices have measured; 12 for the others.
         calls: the requests, in order.
         surveys: devices to grant a survey at the next requests for one, as far as they were requested.
+        learn: devices that know the workload after a survey. The others are granted another one at every request that
+            names them, as the coordinator does.
+        surveyed: devices that were granted a survey.
         beside: devices to let measure beside the next rounds, likewise.
         before_predictions: whether its protocol is 2.0, which neither predicts nodes nor states uncertainties.
     """
@@ -237,6 +240,8 @@ class PlannerStub:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     plans: dict[str, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
     surveys: list[Sequence[str]] = field(default_factory=list)
+    learn: Collection[str] = ()
+    surveyed: set[str] = field(default_factory=set)
     beside: list[Sequence[str]] = field(default_factory=list)
     before_get_plan: bool = False
     before_predictions: bool = False
@@ -297,6 +302,8 @@ class PlannerStub:
     def _plan(self, request: planning_pb2.PlanRoundRequest) -> planning_pb2.PlanRoundResponse:
         if self.refusals:
             raise self.refusals.pop(0)
+        if not request.node_ids and f"{request.run_id}/{request.round}" not in self.plans:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "no device is ready to train")
         paired = [n for n in request.node_ids if not self.problems.get(n)]
         candidates = [n for n in paired if self.nodes[n] not in self.excluded]
         chosen = [n for n in candidates if self.chosen is None or self.nodes[n] in self.chosen]
@@ -314,7 +321,10 @@ class PlannerStub:
 
     def _measuring(self, request: planning_pb2.PlanMeasuringRequest) -> planning_pb2.PlanMeasuringResponse:
         waiting = self.surveys if request.HasField("survey_s") else self.beside
-        wanted = waiting.pop(0) if waiting else ()
+        wanted = set(waiting.pop(0)) if waiting else set()
+        if request.HasField("survey_s"):
+            wanted |= self.surveyed - set(self.learn)
+            self.surveyed |= wanted
         chosen = [node_id for node_id in request.node_ids if self.nodes[node_id] in wanted]
         return planning_pb2.PlanMeasuringResponse(
             plan_id=f"{request.run_id}/measuring-{len(self.calls)}" if chosen else "",

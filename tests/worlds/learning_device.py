@@ -49,6 +49,7 @@ class Knobs:
         epochs: float,
         power_limit_w: float,
         measuring: Measuring | None = None,
+        planned_s: float = 0.0,
     ) -> None:
         self.is_lowered = False
         self.reassign(mode, power_limit_w)

@@ -152,8 +152,8 @@ def an_observation_frees_watts(patch: pytest.MonkeyPatch) -> None:
 def what_is_on_its_way_is_ignored(patch: pytest.MonkeyPatch) -> None:
     issue = Grants._issue
 
-    def ignoring(self: Grants, device_id: str, *args: object) -> None:
-        issue(self, device_id, *args)  # type: ignore[arg-type]
+    def ignoring(self: Grants, device_id: str, *args: object, **more: object) -> None:
+        issue(self, device_id, *args, **more)  # type: ignore[arg-type]
         self._grants[device_id] = replace(self._grants[device_id], is_on_its_way=False)
 
     patch.setattr(Grants, "_issue", ignoring)

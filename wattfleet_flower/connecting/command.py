@@ -125,7 +125,6 @@ def _reported_address(endpoint: Endpoint) -> str:
     if not address:
         raise InvalidInputError(
             "the coordinator does not know the SuperLink's address: pass --superlink HOST:PORT, or restart the"
-            " coordinator"
-            " with --superlink-address HOST:PORT"
+            " coordinator with --superlink-address HOST:PORT"
         )
     return address

@@ -233,6 +233,7 @@ class FreeNodesGrid(_ForwardingGrid):
         """The nodes that are free now."""
         busy = self._late.busy_nodes(self._grid)
         if self._measurements is not None:
+            self._measurements.poll(self._grid)
             busy |= self._measurements.busy_nodes
         listed = [each for each in self._grid.get_node_ids() if self._only is None or each in self._only]
         free = [node_id for node_id in listed if node_id not in busy]

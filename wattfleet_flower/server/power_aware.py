@@ -247,16 +247,16 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                     written.extend(self.strategy.configure_train(server_round, arrays, config, listed))
             return written
 
-        self._measurements.survey(grid, node_ids, lambda: write(node_ids))
+        self._measurements.survey(grid, server_round, node_ids, lambda: write(node_ids))
         reached = {message.metadata.dst_node_id for message in written} or None
         free = FreeNodesGrid(grid, self._late, server_round, self._measurements, reached)
         node_ids = [node_id for node_id in node_ids if node_id not in self._measurements.busy_nodes]
-        self._sent = sent = self._rounds.plan(free, server_round, node_ids, is_busy=self._late.is_any_late)
+        self._sent = sent = self._rounds.plan(free, server_round, node_ids, is_busy=self._is_any_busy)
         if isinstance(sent, PlannedRound):
             left_out = [node_id for node_id in node_ids if node_id not in sent.node_ids]
             beside = self._measurements.plan_beside(grid, server_round, left_out)
             messages = write([*sent.node_ids, *(each.node_id for each in beside.assignments)])
-            self._measurements.send(grid, beside, messages)
+            self._measurements.send(grid, server_round, beside, messages)
             # A message to a node that the strategy was not asked for is dropped with a warning.
             unused = asked - set(sent.node_ids)
             messages = [each for each in messages if each.metadata.dst_node_id not in unused]
@@ -276,7 +276,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         if sent is not None:
             weighted_by_key = attribute(self.strategy, "weighted_by_key", "num-examples")
             own = self._rounds.finish(sent, replies, weighted_by_key, adds_metrics=True)
-            if updates := self._measurements.take_updates():
+            if updates := self._measurements.take_updates(server_round, own):
                 own = [*own, *updates]
                 keep_common_metrics(own)
             replies = self._late.with_late_updates(own, weighted_by_key)
@@ -330,6 +330,10 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     def summary(self) -> None:
         """Log who chooses the nodes, which of the wrapped strategy's options count, and the rest of its summary."""
         log_summary(self.strategy, self._coordinator, self._on_coordinator_away)
+
+    def _is_any_busy(self) -> bool:
+        """Whether nodes still train for earlier rounds, or in order to measure."""
+        return self._late.is_any_late() or bool(self._measurements.busy_nodes)
 
     def _reply_timeout_s(self, timeout_s: float | None) -> float | None:
         """Return how long to wait for a training's replies."""

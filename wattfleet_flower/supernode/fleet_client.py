@@ -369,8 +369,7 @@ class EnrolledClient(SteadyClient):
         if error.verify_code in _UNKNOWN_ISSUER:
             return (
                 f"{whose} was not issued by the authority of this device's fleet: check the address. If the fleet has"
-                " another"
-                " authority now, enrol the device again with `wattfleet agent join`"
+                " another authority now, enrol the device again with `wattfleet agent join`"
             )
         if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
             return (

@@ -31,6 +31,7 @@ class Grant:
         assignment: mode and power limit; None if the training has to stop or may not begin.
         longest_s: the training ends after this many seconds.
         measuring: limits of a training that is run in order to measure; None for a training of a round.
+        planned_s: seconds that the round is planned to take, so that its measurements end in time; 0 outside of rounds.
     """
 
     grant_id: int
@@ -38,6 +39,7 @@ class Grant:
     assignment: Assignment | None
     longest_s: float
     measuring: Measuring | None = None
+    planned_s: float = 0.0
 
     @property
     def limit_w(self) -> float:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from coordinator.settings import GrantSettings
-from coordinator.state.records import RoundRecord, RunRecord, plan_id_to_measure, run_of
+from coordinator.state.records import RoundRecord, RunRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant, Grant, Measuring
 from coordinator.state.rounds.pending_grants import PendingGrants
 from coordinator.state.stored_grants import NOTHING_STORED, GivenUpTraining, StoredGrants, UnstoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.plan_ids import plan_id_to_measure
 
 _DRIFT = 0.01
 """Relative error between two clocks: a hundred times that of a poor quartz."""
@@ -193,7 +194,7 @@ class Grants:
         for device_id in device_ids:
             assignment = assignments.get(device_id)
             longest_s = max(self._grants[device_id].grant.longest_s, self._longest_s(record.plan, assignment))
-            self._issue(device_id, record.plan_id, assignment, longest_s)
+            self._issue(device_id, record.plan_id, assignment, longest_s, planned_s=_planned_s(record.plan))
 
     def measure(self, run_id: str, assignments: Sequence[Assignment], measuring: Mapping[str, Measuring]) -> str:
         """Issue grants to measure; each training may also go on to its end.
@@ -224,6 +225,10 @@ class Grants:
                 self._cancel(device_id)  # the device cannot have received it
             elif known.assignment is not None:
                 self.stop(device_id)
+
+    def stop_measuring_of(self, plan_id: str) -> None:
+        """Stop the trainings of one plan to measure, or cancel them before they begin."""
+        self.stop_measuring([each for each, of in self.of_measuring() if of == plan_id])
 
     def stop(self, device_id: str) -> None:
         """Stop a device's training, or cancel it before it begins."""
@@ -414,7 +419,8 @@ class Grants:
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in record.nodes:
             assignment = assignments.get(device_id)
-            self._issue(device_id, record.plan_id, assignment, self._longest_s(record.plan, assignment))
+            longest_s = self._longest_s(record.plan, assignment)
+            self._issue(device_id, record.plan_id, assignment, longest_s, planned_s=_planned_s(record.plan))
 
     def _leftover(self, device_id: str) -> GivenUpTraining | None:
         """A device's training that no round waits for; None if there is none."""
@@ -440,8 +446,7 @@ class Grants:
                 self._grants[device_id] = replace(known, is_late=True)
 
     def _longest_s(self, plan: RoundPlan, assignment: Assignment | None) -> float:
-        planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
-        longest_s = self._settings.longest_factor * planned_s + self._settings.longest_extra_s
+        longest_s = self._settings.longest_factor * _planned_s(plan) + self._settings.longest_extra_s
         is_assumed = assignment is not None and assignment.is_length_assumed
         return max(longest_s, self._settings.longest_unknown_s) if is_assumed else longest_s
 
@@ -452,8 +457,9 @@ class Grants:
         assignment: Assignment | None,
         longest_s: float,
         measuring: Measuring | None = None,
+        planned_s: float = 0.0,
     ) -> None:
-        grant = Grant(self._next_id, plan_id, assignment, longest_s, measuring)
+        grant = Grant(self._next_id, plan_id, assignment, longest_s, measuring, planned_s)
         known = self._grants.get(device_id)
         self._grants[device_id] = DeviceGrant(grant) if known is None else known.followed_by(grant)
         self._next_id += 1
@@ -475,3 +481,7 @@ class Grants:
         """End a grant that its device has not received."""
         self._grants[device_id] = replace(self._grants[device_id], phase=GrantPhase.OVER)
         self.pending.ended(device_id)
+
+
+def _planned_s(plan: RoundPlan) -> float:
+    return max(plan.duration_s, plan.deadline_s or 0.0)

@@ -587,6 +587,7 @@ class Grant(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     MEASURING_FIELD_NUMBER: _builtins.int
+    PLANNED_S_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     plan_id: _builtins.str
     power_limit_w: _builtins.float
@@ -596,6 +597,8 @@ class Grant(_message.Message):
     """name of what is trained; empty from coordinators before protocol 2.1"""
     batch: _builtins.int
     """samples in a batch that the plan has chosen, from protocol 2.3 on; 0: the app's own"""
+    planned_s: _builtins.float
+    """the round is planned to take so long, so measurements end in time; 0: not known"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode:
         """absent: nothing beyond idling; a training stops and keeps the work done"""
@@ -615,10 +618,11 @@ class Grant(_message.Message):
         workload: _builtins.str = ...,
         batch: _builtins.int = ...,
         measuring: Global___Measuring | None = ...,
+        planned_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["measuring", b"measuring", "mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "id", b"id", "longest_s", b"longest_s", "measuring", b"measuring", "mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "id", b"id", "longest_s", b"longest_s", "measuring", b"measuring", "mode", b"mode", "plan_id", b"plan_id", "planned_s", b"planned_s", "power_limit_w", b"power_limit_w", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

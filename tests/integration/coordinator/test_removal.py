@@ -101,8 +101,8 @@ async def test_a_device_that_a_round_holds_watts_for_is_not_forgotten(config: Co
         with pytest.raises(RequestRefusedError) as refused:
             await shell("forget", "nano")
         assert re.fullmatch(
-            f"round 1 of run {RUN_NAME} still holds watts for nano: repeat the command when its grant has lapsed, in at"
-            " most 12. s",
+            f"watts are still held for nano by round 1 of run {RUN_NAME}: repeat the command when its grant has lapsed,"
+            " in at most 12. s",
             str(refused.value),
         )
         assert list(await client.devices()) == ["nano", "orin"]
@@ -231,8 +231,8 @@ async def test_a_run_whose_devices_cannot_be_reached_is_not_even_ended(config: C
         with pytest.raises(RequestRefusedError) as refused:
             await shell("delete", RUN, "--end")
         assert re.fullmatch(
-            f"run '{RUN}' holds watts for orin, which cannot be reached, so nothing was changed: repeat the command"
-            " when these devices are connected, or when their grants have lapsed, in at most 12. s",
+            f"run '{RUN_NAME}' holds watts for orin, which cannot be reached, so nothing was changed: repeat the"
+            " command when these devices are connected, or when their grants have lapsed, in at most 12. s",
             str(refused.value),
         )
         [run] = await client.runs()

@@ -34,6 +34,7 @@ from wattfleet_io.clock import utc_now
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc
 
 DAY = timedelta(days=1)
+SOON = utc_now() + DAY
 RUNNING, ENDED_SINCE, NEWER = "running", "ended since", "newer"
 
 
@@ -73,6 +74,10 @@ def save_before(to: Store) -> None:
         DeviceOverrides("worn", frozenset({"lab"}), supply="roof"),
         SupplyOverride("lower since", Override(50.0, None)),
         SupplyOverride("higher since", Override(40.0, None)),
+        SupplyOverride("cleared since", Override(500.0, None)),
+        SupplyOverride("sooner since", Override(50.0, None)),
+        SupplyOverride("longer since", Override(50.0, SOON)),
+        SupplyOverride("as before", Override(50.0, SOON)),
         *(RunRecord(RUNNING, "FedAvg", 9), RunRecord(ENDED_SINCE, "FedAvg", 9)),
         entry("before"),
     )
@@ -87,7 +92,10 @@ def save_since(to: Store) -> None:
         DeviceOverrides("worn", frozenset(), True),
         DeviceOverrides("later", frozenset({"exhibition"}), supply="roof"),
         SupplyOverride("lower since", Override(30.0, None)),
-        SupplyOverride("higher since", Override(60.0, None)),
+        SupplyOverride("higher since", Override(60.0, SOON)),
+        SupplyOverride("cleared since", None),
+        SupplyOverride("sooner since", Override(50.0, SOON)),
+        SupplyOverride("longer since", Override(50.0, None)),
         SupplyOverride("new", Override(20.0, None)),
         *(RunRecord(ENDED_SINCE, "FedAvg", 9, error="no luck", finished=True), RunRecord(NEWER, "FedAvg", 9)),
         *(finished_round(1, NEWER), planned_round(2, NEWER), planned_round(7, RUNNING)),
@@ -110,8 +118,14 @@ def require_closed(kept: Store) -> None:
         DeviceOverrides("later", frozenset({"exhibition"}), supply="roof"),
         DeviceOverrides("worn", frozenset({"lab"}), True, supply="roof"),
     ]
-    watts = {supply: override.watts for supply, override in state.budget_overrides.items()}
-    assert watts == {"lower since": 30.0, "higher since": 40.0, "new": 20.0}
+    assert state.budget_overrides == {
+        "lower since": Override(30.0, None),
+        "higher since": Override(40.0, SOON),
+        "sooner since": Override(50.0, SOON),
+        "longer since": Override(50.0, None),
+        "as before": Override(50.0, SOON),
+        "new": Override(20.0, None),
+    }, "never above what the replaced store had"
     runs = {each.run_id: (each.finished, each.error) for each in state.runs}
     assert runs == {RUNNING: (False, ""), ENDED_SINCE: (True, "no luck"), NEWER: (True, ENDED)}
     assert [each.plan_id for each in state.rounds] == [f"{NEWER}/2", f"{RUNNING}/7"], "these may still draw watts"
@@ -140,7 +154,9 @@ def test_what_was_closed_since_a_backup_stays_closed(path: Path) -> None:
     assert "certificates that stay revoked: device gone, operator bob\n" in out
     assert "devices that stay forgotten: gone\n" in out
     assert "devices that stay drained: worn\n" in out
-    assert "supplies that keep a newer or lower budget: lower since, new\n" in out
+    changed = "supplies that keep a newer or lower budget: higher since, longer since, lower since, new, sooner since\n"
+    assert changed in out
+    assert "supplies whose override stays cleared: cleared since\n" in out
     assert f"runs that have ended: {ENDED_SINCE}, {NEWER}\n" in out
     assert "invites that are closed: 1\n" in out
     assert {each.name for each in path.parent.iterdir()} == {
@@ -216,7 +232,9 @@ def test_certificates_that_may_have_been_revoked_are_listed_and_confirmed(
     assert after == before
     assert f"{path} is restored from" in store(*words, typed="y\n")
     with closing(Store(path)) as kept:
-        assert {each.uses_left for each in kept.load().invites} == {0}, "their machines may have enrolled"
+        state = kept.load()
+    assert {each.uses_left for each in state.invites} == {0}, "their machines may have enrolled"
+    assert state.budget_overrides["lower since"] == Override(50.0, None), "nobody has cleared it"
 
 
 @UNKNOWING

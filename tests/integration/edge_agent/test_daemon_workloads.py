@@ -236,7 +236,7 @@ def test_an_app_that_never_measures_a_mode_is_told_why_and_so_is_the_coordinator
     whys = {
         ("plain", lambda: None): "the app has not reported its data loader; unless it is a PyTorch DataLoader in a",
         ("plain", lambda: list(until_deadline(Loader(50, 16)))): "the app has reported no minibatches; wrap its data",
-        ("short", lambda: trains(Loader(20, 16))): "a training of 20 minibatches is too short to measure one",
+        ("short", lambda: trains(Loader(10, 16))): "a training of 10 minibatches is too short to measure one",
     }
     for number, ((workload, train), why) in enumerate(whys.items()):
         assert running.round(f"{number}", mode, train, workload=workload)

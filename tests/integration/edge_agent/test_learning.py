@@ -228,7 +228,7 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
             bench.device, None, journal, lambda known: nullcontext(fitting), fitted, LIMIT, KNOWN, 0, lambda kept: None
         ).predicted_front()[0]
     assert not (left.modes >= hopeless).all(axis=1).any()
-    assert left.one_epoch_s[0] > front.one_epoch_s[0]
+    assert (front.modes >= hopeless).all(axis=1).any()
     bench.learner.close()
 
 
@@ -256,7 +256,7 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
 
 def test_trainings_that_are_too_short_to_measure_a_mode_are_observed(tmp_path):
     learner = Bench(tmp_path / "profile.jsonl", more=5).learner
-    assert not learner.productive(60.0, minibatches=40).measuring
+    assert not learner.productive(60.0, minibatches=10).measuring
     assert learner.productive(60.0, minibatches=100).measuring
     learner.training_was_too_short(100)
     tried = [learner.productive(60.0, minibatches=100).measuring for _ in range(5)]

@@ -28,6 +28,18 @@ def measured_with(board: RealTimeBoard, journal: Journal) -> Trained:
     return Trained(500, lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal))  # type: ignore[arg-type]
 
 
+def measured_in_time(board: RealTimeBoard, journal: Journal, extra_s: float) -> Trained:
+    """A workload whose other mode is expected to take so many seconds more than the training's own."""
+    trained = Trained(500, minibatch_s=0.1)
+    trained.profiler = lambda power_limit_w: ProductiveProfiler(
+        board,  # type: ignore[arg-type]
+        [OTHER],
+        journal,
+        fits=lambda mode: extra_s <= trained.spare_s(),
+    )
+    return trained
+
+
 def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
@@ -43,8 +55,8 @@ def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) ->
         (record,) = journal.records
         assert (record.minibatch_ms, record.power_mw) == (pytest.approx(100), 9000)
         assert (record.fetch_stall_ms, record.compute_ms) == (10, 90)
-        assert reports == 9, "41 minibatches are enough; those after them in the last report do not count"
-        assert record.minibatches == 40
+        assert reports == 7
+        assert record.minibatches == 30, "those after them in the last report do not count"
         assert (board.mode, board.held) == (MODE, 0)
         assert watch.finish() is None
     assert (board.mode, board.meters) == (PARKED, 0)
@@ -191,14 +203,14 @@ def test_a_short_rest_or_one_of_unknown_length_is_no_observation(
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
         trained = measured_with(board, journal)
-        trained.minibatches_per_epoch, trained.is_length_known = 45 + left, is_length_known
+        trained.minibatches_per_epoch, trained.is_length_known = 35 + left, is_length_known
         watch.start(trained, MODE, epochs=1, power_limit_w=30)
         reported, wanted = 0, watch.minibatches_ended([], paused=False)
         while wanted:
             board.clock.sleep_s(0.5)
             wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
             reported += 5
-        assert reported == 45 and len(journal.records) == 1
+        assert reported == 35 and len(journal.records) == 1
         board.clock.sleep_s(0.1 * left)
         assert watch.finish() is None
 
@@ -270,3 +282,38 @@ def test_nothing_more_is_measured_once_the_batch_changes_in_the_midst_of_a_train
         board.clock.sleep_s(50.0)
         assert watch.finish() is None, "it trained minibatches of two kinds"
     assert journal.records == ()
+
+
+@pytest.mark.parametrize(
+    ("planned_s", "measures"),
+    [
+        (60.0, True),  # 500 minibatches of 0.1 s leave 10 s
+        (51.0, False),
+        (0.0, True),  # it is not known
+    ],
+)
+def test_measuring_takes_only_the_time_that_the_round_leaves(tmp_path: Path, planned_s: float, measures: bool) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(
+            measured_in_time(board, journal, extra_s=4.0), MODE, epochs=1, power_limit_w=30, planned_s=planned_s
+        )
+        assert watch.minibatches_ended([], paused=False) is measures
+        assert board.mode == (OTHER if measures else MODE)
+
+
+def test_a_measurement_that_takes_unexpectedly_long_ends_before_the_round_does(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_in_time(board, journal, extra_s=4.0), MODE, epochs=1, power_limit_w=30, planned_s=60.0)
+        reported, wanted = 0, watch.minibatches_ended([], paused=False)
+        while wanted:
+            board.clock.sleep_s(2.0)  # 20 times as long as in the training's own mode
+            wanted = watch.minibatches_ended([TIMES], paused=False)
+            reported += 1
+        assert board.mode == MODE and not journal.records
+        left_s = 0.1 * (500 - reported)
+        # It ends once 5 % more are expected, after the minibatch in progress. Each change of the mode takes 1 s.
+        assert 60.0 < board.clock.now_s() + left_s < 1.05 * 60.0 + 2.0 + 2.0

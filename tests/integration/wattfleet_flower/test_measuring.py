@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import grpc
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from tests.fakes.flower_in_process import GridOfNodes, PlannerStub, StatusError, raised, trained
+from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, StatusError, gone, raised, trained
+from tests.fakes.planning_fleet import Board, BoardsGrid, PlanningFleet, is_survey
 from tests.fakes.power_aware_runs import KNOWN, A, B, C, D, WarningLog, first_value, fleet
 from tests.fakes.power_aware_runs import run as run_with
-from wattfleet_proto.assignment import CUT_KEY, MEASURED_KEY, RECORD_KEY
+from wattfleet_flower.server.errors import PlanningError
+from wattfleet_proto.assignment import CUT_KEY, MEASURED_KEY, RECORD_KEY, UNPROFILED_KEY
+from wattfleet_proto.v1 import planning_pb2
 
 IDS = list(KNOWN)
 
@@ -25,28 +30,37 @@ def run(grid: GridOfNodes, planner: PlannerStub, **options: Any) -> Result:
 
 def ends_early(message: Message) -> Message:
     """The reply of a training that ended when nothing was left to measure, if it was run for that."""
-    if not message.content[RECORD_KEY].get("measures", False):
+    if not is_survey(message):
         return trained(message)
     return Message(RecordDict({RECORD_KEY: ConfigRecord({MEASURED_KEY: True})}), reply_to=message)
 
 
 def is_cut(message: Message) -> Message:
     reply = trained(message)
-    if message.content[RECORD_KEY].get("measures", False):
+    if is_survey(message):
         reply.content[RECORD_KEY] = ConfigRecord({CUT_KEY: True})
+    return reply
+
+
+def fails(message: Message) -> Message:
+    return raised(message) if is_survey(message) else trained(message)
+
+
+def unprofiled(message: Message) -> Message:
+    """The reply of an app whose loader is not wrapped, which trains to the end in a survey, too."""
+    reply = trained(message)
+    reply.content[RECORD_KEY] = ConfigRecord({UNPROFILED_KEY: "wrap the loader"})
     return reply
 
 
 def measurings(grid: GridOfNodes) -> list[int]:
     """The nodes that were sent a training in order to measure, in order."""
-    sent = [message for message in grid.trainings() if message.content[RECORD_KEY].get("measures", False)]
-    return [message.metadata.dst_node_id for message in sent]
+    return [message.metadata.dst_node_id for message in grid.trainings() if is_survey(message)]
 
 
 def rounds(grid: GridOfNodes) -> list[int]:
     """The nodes that were sent a training of a round, in order."""
-    sent = [message for message in grid.trainings() if not message.content[RECORD_KEY].get("measures", False)]
-    return [message.metadata.dst_node_id for message in sent]
+    return [message.metadata.dst_node_id for message in grid.trainings() if not is_survey(message)]
 
 
 class Counting(FedAvg):
@@ -126,9 +140,6 @@ def test_a_device_that_does_not_answer_a_survey_is_planned_without(warnings: War
 
 
 def test_an_app_that_fails_in_the_survey_still_trains(warnings: WarningLog) -> None:
-    def fails(message: Message) -> Message:
-        return raised(message) if message.content[RECORD_KEY].get("measures", False) else trained(message)
-
     grid = GridOfNodes(fleet(b={"train": fails}))
     run(grid, PlannerStub(nodes=dict(KNOWN), surveys=[["b"]]))
     assert sorted(rounds(grid)) == IDS
@@ -136,8 +147,6 @@ def test_an_app_that_fails_in_the_survey_still_trains(warnings: WarningLog) -> N
 
 
 def test_a_survey_that_the_coordinator_refuses_does_not_end_the_run() -> None:
-    import grpc
-
     class Refusing(PlannerStub):
         def _measuring(self, request: Any) -> Any:
             raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, "the fleet changes")
@@ -161,6 +170,247 @@ def test_an_update_that_was_cut_is_not_used() -> None:
     assert strategy.aggregated == [[A]]
 
 
+# --- surveys end --------------------------------------------------------------------------------------------------
+
+
+class Timed(PlannerStub):
+    """Notes when each round is planned, in seconds after the start."""
+
+    def __init__(self, grid: GridOfNodes, **options: Any) -> None:
+        super().__init__(**options)
+        self.grid, self.began_s = grid, grid.clock.now_s()
+        self.planned_s: list[float] = []
+
+    def _plan(self, request: Any) -> Any:
+        plan = super()._plan(request)
+        self.planned_s.append(self.grid.clock.now_s() - self.began_s)
+        return plan
+
+
+@pytest.mark.parametrize("train", [fails, ends_early, trained, unprofiled, is_cut, gone])
+def test_a_device_is_surveyed_once_before_a_plan_even_if_it_learns_nothing(train: Callable[..., Message]) -> None:
+    grid = GridOfNodes(fleet(b={"train": train}))
+    planner = PlannerStub(nodes=dict(KNOWN), surveys=[["b"]])
+    run(grid, planner)
+    assert measurings(grid) == [B]
+    assert sorted(rounds(grid)) == IDS
+
+
+def test_a_device_that_learns_nothing_is_surveyed_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    grid = GridOfNodes(fleet(b={"train": ends_early}))
+    run(grid, PlannerStub(nodes=dict(KNOWN), surveys=[["b"]]), rounds=32)
+    of_b = [is_survey(each) for each in grid.trainings() if each.metadata.dst_node_id == B]
+    assert [of_b[:k].count(False) for k, is_one in enumerate(of_b) if is_one] == [0, 2, 6, 14, 30]
+    assert len([each for each in caplog.messages if each.startswith("Survey: b learned nothing")]) == 1
+
+
+def test_a_device_that_has_learned_is_surveyed_soon_if_it_still_lacks_something() -> None:
+    class Learning(PlannerStub):
+        def _measuring(self, request: Any) -> Any:
+            self.measured["b"] = self.measured.get("b", 0) + 1
+            return super()._measuring(request)
+
+    grid = all_ending_early()
+    run(grid, Learning(nodes=dict(KNOWN), surveys=[["b"]]), rounds=9)
+    assert len(measurings(grid)) == 5
+
+
+def test_each_reason_is_logged_once(warnings: WarningLog, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    grid = GridOfNodes(fleet(b={"train": fails}, c={"train": unprofiled}))
+    run(grid, PlannerStub(nodes=dict(KNOWN), surveys=[["b", "c"]]), rounds=16)
+    assert len(warnings.about("b did not measure: the app raised: out of memory")) == 1
+    assert len(warnings.about("c did not measure: wrap the loader")) == 1
+
+
+def test_a_survey_has_an_end_however_many_devices_wait_for_watts() -> None:
+    nodes = {n: Node(f"d{n}", ends_early, 100.0) for n in range(2, 42)}
+    grid = GridOfNodes(nodes)
+    ids = {n: f"d{n}" for n in nodes}
+
+    class FewWatts(Timed):
+        free_s = 0.0
+
+        def _measuring(self, request: Any) -> Any:
+            now_s = self.grid.clock.now_s()
+            if now_s >= self.free_s and request.HasField("survey_s"):
+                unknown = [each for each in request.node_ids if ids[each] not in self.surveyed]
+                self.surveys = [[ids[each]] for each in unknown]
+                self.free_s = now_s + 100.0
+                return super()._measuring(request)
+            return planning_pb2.PlanMeasuringResponse(waiting=1)
+
+    planner = FewWatts(grid, nodes=ids, learn=list(ids.values()))
+    run(grid, planner, rounds=8)
+    assert planner.planned_s[0] <= 5 * 130.0, "an absolute end"
+    assert len(measurings(grid)) == len(set(measurings(grid))) == 40, "the others follow before later rounds"
+
+
+def test_an_app_that_trains_for_long_in_a_survey_trains_in_the_round_once_it_is_free() -> None:
+    # No node is free when the survey gives up waiting, so the plan waits for them.
+    grid, strategy = GridOfNodes(fleet(**{each: {"train": trained, "takes_s": 400.0} for each in "abcd"})), Counting()
+    planner = PlannerStub(nodes=dict(KNOWN), surveys=[["a", "b", "c", "d"]], duration_s=400.0)
+    run(grid, planner, strategy=strategy)
+    assert (measurings(grid), sorted(rounds(grid))) == (IDS, IDS)
+    assert strategy.aggregated == [IDS], "one update of each, although the survey's arrived, too"
+
+
+def test_a_node_that_never_answers_is_not_waited_for_again() -> None:
+    grid = GridOfNodes(fleet(b={"train": ends_early, "takes_s": 1e9}))
+    planner = Timed(grid, nodes=dict(KNOWN), surveys=[["b"]], chosen=["a"])
+    run(grid, planner, rounds=4)
+    waited = [later - before for before, later in zip(planner.planned_s, planner.planned_s[1:], strict=False)]
+    assert planner.planned_s[0] <= 131.0 and max(waited) <= 10.0
+    assert measurings(grid) == [B]
+
+
+def test_a_node_that_leaves_in_the_middle_of_a_survey_is_not_waited_for(warnings: WarningLog) -> None:
+    def leaves(message: Message) -> Message:
+        del grid.nodes[B]
+        return gone(message)
+
+    grid = GridOfNodes(fleet(b={"train": leaves, "takes_s": 50.0}, c={"train": ends_early}))
+    run(grid, PlannerStub(nodes=dict(KNOWN), surveys=[["b", "c"]]), rounds=4)
+    assert warnings.about("b did not measure: the node is gone")
+    assert measurings(grid).count(B) == 1 and rounds(grid).count(A) == 4
+
+
+def test_an_operator_who_ends_the_run_ends_its_survey() -> None:
+    class Ending(PlannerStub):
+        def _measuring(self, request: Any) -> Any:
+            if self.surveys:
+                return super()._measuring(request)
+            raise StatusError(grpc.StatusCode.ABORTED, "run 'night' has ended")
+
+        def _plan(self, request: Any) -> Any:
+            raise StatusError(grpc.StatusCode.ABORTED, "run 'night' has ended")
+
+    grid = all_ending_early()
+    with pytest.raises(PlanningError, match="has ended"):
+        run(grid, Ending(nodes=dict(KNOWN), surveys=[["a"]]))
+    assert grid.clock.now_s() - 1000.0 <= 20.0
+
+
+def test_a_request_whose_answer_is_lost_is_repeated() -> None:
+    class Losing(PlannerStub):
+        lost = False
+
+        def _measuring(self, request: Any) -> Any:
+            if not self.lost:
+                self.lost = True
+                raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer")
+            return super()._measuring(request)
+
+    grid = all_ending_early()
+    run(grid, Losing(nodes=dict(KNOWN), surveys=[["b"]]))
+    assert measurings(grid) == [B]
+
+
+def test_a_coordinator_that_goes_away_in_a_survey_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    class Leaving(PlannerStub):
+        def _measuring(self, request: Any) -> Any:
+            if self.surveys:
+                return super()._measuring(request)
+            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, "not now")
+
+    grid = GridOfNodes(fleet(a={"train": ends_early, "takes_s": 60.0}))
+    run(grid, Leaving(nodes=dict(KNOWN), surveys=[["a"]]))
+    assert len([each for each in caplog.messages if "no device measures now" in each]) == 1
+
+
+def test_a_late_update_of_a_survey_is_not_used_in_a_later_round(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    grid, strategy = GridOfNodes(fleet(b={"train": trained, "takes_s": 300.0})), Counting()
+    grid.nodes[A].takes_s = 60.0
+    run(grid, PlannerStub(nodes=dict(KNOWN), chosen=["a"], surveys=[["b"]]), strategy=strategy, rounds=6)
+    assert strategy.aggregated == [[A]] * 6
+    assert "b: its update of round 1 is dropped, because that round has ended" in caplog.messages
+
+
+# --- surveys of a coordinator's real fleet ------------------------------------------------------------------------
+
+
+def boards(**options: Any) -> PlanningFleet:
+    """A fleet of four boards that know nothing of the workload."""
+    budget_w = options.pop("budget_w", 1000.0)
+    return PlanningFleet({each: Board(**options) for each in KNOWN.values()}, KNOWN, budget_w)
+
+
+def surveys_of(grid: GridOfNodes, node_id: int) -> int:
+    return measurings(grid).count(node_id)
+
+
+@pytest.mark.parametrize(
+    ("train", "knows"),
+    [
+        pytest.param(fails, {}, id="the app raises"),
+        pytest.param(unprofiled, {}, id="the loader is not wrapped"),
+        pytest.param(ends_early, {"learns_length": 80}, id="no mode is measured"),
+        pytest.param(ends_early, {"learns_modes": 5}, id="the loader has no length"),
+        pytest.param(ends_early, {}, id="nothing is learned"),
+    ],
+)
+def test_a_fleet_that_learns_nothing_trains_all_its_rounds(
+    train: Callable[[Message], Message], knows: dict[str, int]
+) -> None:
+    planner = boards(**knows)
+    grid = BoardsGrid(planner, train)
+    run(grid, planner, rounds=8)
+    assert sorted(rounds(grid)) == sorted(IDS * 8)
+    assert {surveys_of(grid, each) for each in IDS} == {3}, "of 8 rounds"
+    assert planner.held == []
+
+
+def test_a_fleet_that_learns_is_surveyed_once() -> None:
+    planner = boards(learns_modes=5, learns_length=80)
+    grid = BoardsGrid(planner, ends_early)
+    run(grid, planner, rounds=3)
+    assert (sorted(measurings(grid)), sorted(rounds(grid))) == (IDS, sorted(IDS * 3))
+
+
+def test_with_few_watts_a_fleet_is_surveyed_in_turn() -> None:
+    planner = boards(learns_modes=5, learns_length=80, budget_w=62.0)
+    grid = BoardsGrid(planner, ends_early)
+    run(grid, planner)
+    began_s = [each.metadata.dst_node_id for each in grid.trainings() if is_survey(each)]
+    assert sorted(began_s) == IDS and planner.held == []
+
+
+def test_a_budget_that_falls_in_a_survey_stops_it_and_the_run_goes_on() -> None:
+    planner = boards(learns_modes=5, learns_length=80)
+    grid = BoardsGrid(planner, ends_early, takes_s=20.0)
+
+    def falls() -> None:
+        if grid.clock.now_s() > 1005.0 and not planner.fleet.flower.is_planned("7", 1):
+            grid.at_poll = lambda: None
+            planner.budget(45.0)
+            assert planner.fleet.draw.reserved_w()["site"] <= 45.0
+
+    grid.at_poll = falls
+    run(grid, planner, rounds=8)
+    assert planner.held == [] and len(rounds(grid)) >= 8
+    assert planner.fleet.draw.reserved_w()["site"] == 20.0, "all idle"
+
+
+def test_devices_without_a_message_of_the_strategy_hold_no_watts_after_the_plan() -> None:
+    class Halved(FedAvg):
+        """Trains on every second node, in turn."""
+
+        turn = 0
+
+        def configure_train(self, *args: Any) -> Iterable[Message]:
+            self.turn += 1
+            return list(super().configure_train(*args))[self.turn % 2 :: 2]
+
+    planner = boards(learns_modes=5, learns_length=80)
+    grid = BoardsGrid(planner, ends_early)
+    run(grid, planner, strategy=Halved(fraction_evaluate=0.0), rounds=4)
+    assert (planner.held, len(rounds(grid))) == ([], 8) and measurings(grid)
+
+
 # --- beside a round -----------------------------------------------------------------------------------------------
 
 
@@ -177,7 +427,7 @@ def test_devices_that_a_round_leaves_out_measure_meanwhile() -> None:
 
 def test_a_round_does_not_wait_for_devices_that_measure() -> None:
     grid = all_ending_early()
-    planner = PlannerStub(nodes=dict(KNOWN), chosen=["a"], surveys=[["b"]], beside=[["b"]])
+    planner = PlannerStub(nodes=dict(KNOWN), chosen=["a"], surveys=[["b"]], learn=["b"], beside=[["b"]])
     run(grid, planner)
     before_s = grid.clock.now_s()
     grid.nodes[B].takes_s = 500.0
@@ -199,7 +449,7 @@ def test_a_complete_update_of_a_measuring_device_counts_like_any_other() -> None
 
 def test_a_device_that_has_measured_all_it_can_is_asked_less_and_less_often() -> None:
     grid = all_ending_early()
-    planner = PlannerStub(nodes=dict(KNOWN), chosen=["a"], surveys=[["b"]], beside=[["b"]] * 40)
+    planner = PlannerStub(nodes=dict(KNOWN), chosen=["a"], surveys=[["b"]], learn=["b"], beside=[["b"]] * 40)
     run(grid, planner, rounds=32)
     assert 3 <= len(measurings(grid)) - 1 <= 8
     grid = all_ending_early()
@@ -209,9 +459,23 @@ def test_a_device_that_has_measured_all_it_can_is_asked_less_and_less_often() ->
             self.measured["b"] = self.measured.get("b", 0) + 1
             return super()._measuring(request)
 
-    planner = Learning(nodes=dict(KNOWN), chosen=["a"], surveys=[["b"]], beside=[["b"]] * 40)
+    planner = Learning(nodes=dict(KNOWN), chosen=["a"], surveys=[["b"]], learn=["b"], beside=[["b"]] * 40)
     run(grid, planner, rounds=32)
     assert len(measurings(grid)) - 1 == 32
+
+
+def test_an_app_with_long_minibatches_is_waited_for_once() -> None:
+    grid = all_ending_early()
+
+    class Slowing(Timed):
+        def _plan(self, request: Any) -> Any:
+            grid.nodes[B].takes_s = 500.0  # beside the round
+            return super()._plan(request)
+
+    planner = Slowing(grid, nodes=dict(KNOWN), chosen=["a"], surveys=[["b"]], learn=["b"], beside=[["b"]])
+    run(grid, planner, rounds=4)
+    between = [later - before for before, later in zip(planner.planned_s, planner.planned_s[1:], strict=False)]
+    assert between[0] >= 10.0 and max(between[1:]) < 10.0
 
 
 @pytest.mark.parametrize("takes_s", [6.0, 500.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -145,6 +145,47 @@ def test_an_app_that_fails_while_it_measures_leaves_the_device_parked(agent: Age
 
     with pytest.raises(MemoryError):
         run(agent, train)
+    assert agent.board.current_mode() == parked_mode(agent.board)
+
+
+class WithoutLength:
+    """Passes over a stream of data, of which nobody knows how long they are."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(100_000))
+
+
+def test_a_loader_without_a_length_is_measured(agent: Agent) -> None:
+    agent.grant(to_measure(modes=2))
+    before, seen = len(agent.journal.records), []  # type: ignore[var-annotated]
+    reply = run(agent, app(WithoutLength(), seen))
+    assert MEASURED_KEY in reply.content[RECORD_KEY] and len(seen) < 100_000
+    assert len(agent.journal.records) - before >= 2
+    assert agent.board.current_mode() == parked_mode(agent.board)
+
+
+def test_a_device_whose_duty_leaves_no_time_ends_its_training_at_once(agent: Agent) -> None:
+    agent.duty = "cameras"
+    agent.grant(to_measure(modes=5))
+    before, seen = len(agent.journal.records), []  # type: ignore[var-annotated]
+    reply = run(agent, app(range(321), seen))
+    assert MEASURED_KEY in reply.content[RECORD_KEY]
+    assert (len(seen) <= 1, len(agent.journal.records)) == (True, before), "its times would contain the requests"
+    assert agent.learner.known.minibatches_per_epoch == 321
+    assert agent.board.current_mode() == parked_mode(agent.board)
+
+
+def test_one_minibatch_of_minutes_ends_the_training_with_what_is_known(agent: Agent) -> None:
+    agent.grant(to_measure(modes=5, longest_s=20.0))
+    seen: list[int] = []
+
+    def batches() -> Iterable[int]:
+        for k in range(100):
+            agent.board.clock.sleep_s(300.0)
+            yield k
+
+    reply = run(agent, app(batches(), seen))
+    assert MEASURED_KEY in reply.content[RECORD_KEY] and len(seen) <= 2
     assert agent.board.current_mode() == parked_mode(agent.board)
 
 

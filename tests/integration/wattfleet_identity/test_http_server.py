@@ -34,7 +34,10 @@ LONG_BODY = b"x" * 50_000_000
 
 
 class App:
-    """An ASGI application that answers with its caller's role, or what its path says."""
+    """An ASGI application that answers with its caller's role, or what its path says.
+
+    Like that of `/metrics`, it reads a request's body first.
+    """
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -45,6 +48,8 @@ class App:
         if scope["type"] == "lifespan":
             raise AssertionError("it has none")
         caller = caller_of(scope)
+        while (await receive()).get("more_body"):
+            pass
         self.begun.release()
         if scope["path"] == "/wait":
             while not (self.may_end.is_set() or caller.is_stopping()):
@@ -213,6 +218,31 @@ async def test_whoever_sends_no_request_in_time_is_closed(app: App) -> None:
 
     async with served(app, QUICK) as in_thread:
         await in_thread(attack)
+
+
+@pytest.mark.parametrize("header", ["Content-Length: 100", "Transfer-Encoding: chunked"])
+async def test_a_body_is_never_waited_for(app: App, header: str) -> None:
+    def attack(port: int) -> None:
+        with ExitStack() as opened:
+            for each in connect(opened, port, SLOW.of_peer):
+                each.sendall(f"POST / HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode())
+                assert each.recv(12) == b"HTTP/1.1 413"
+                assert ends(each)
+            assert get(port) == "None"
+
+    async with served(app) as in_thread:
+        await in_thread(attack)
+
+
+async def test_a_body_without_content_is_none(app: App) -> None:
+    def ask(port: int) -> None:
+        with ExitStack() as opened:
+            [asking] = connect(opened, port, 1)
+            asking.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            assert asking.recv(12) == b"HTTP/1.1 200"
+
+    async with served(app) as in_thread:
+        await in_thread(ask)
 
 
 async def test_an_unfinished_handshake_is_closed_in_time(app: App, fleet: Fleet) -> None:

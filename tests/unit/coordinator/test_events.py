@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
@@ -14,7 +14,7 @@ from coordinator.state.event_records import EventRecord
 from coordinator.state.fleet import Fleet
 from coordinator.state.names import default_run_name, distinct_run_name
 from coordinator.state.records import DeviceRecord
-from tests.fakes.small_fleet import NODES, RUN, restarted, small_fleet
+from tests.fakes.small_fleet import NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, restarted, small_fleet
 from tests.fakes.watched_budgets import METER, NOON, Watched, run
 from wattfleet.budgets import ConstantBudget, DailySchedule, InForce, Override
 from wattfleet.errors import InvalidInputError
@@ -126,6 +126,105 @@ def test_a_training_over_its_watts_and_a_hot_board_are_events_once(events: Event
     fleet.samples.forget(["orin"])
     events.connect("orin")
     assert events.taken() == ["orin no longer hot"]
+
+
+def test_a_board_at_the_threshold_is_hot_until_it_has_cooled_down(events: Events) -> None:
+    def at(*celsius: float) -> list[str]:
+        for each in celsius:
+            events.fleet.samples.report("orin", BoardSample(temperature_c=each))
+            events.log.device_changed("orin")
+        return events.taken()
+
+    assert at(84.9) == []
+    assert at(*(100 * [85.1, 84.9])) == ["orin hot: 85 °C"]
+    assert at(82.0) == []
+    assert at(81.9) == ["orin no longer hot"]
+    assert at(84.9) == []
+
+
+def hot_and_cool(events: Events, is_bad: bool) -> None:
+    events.fleet.samples.report("orin", BoardSample(temperature_c=95.0 if is_bad else 40.0))
+    events.log.device_changed("orin")
+
+
+def degraded_and_ready(events: Events, is_bad: bool) -> None:
+    events.report("orin", DeviceState.DEGRADED if is_bad else DeviceState.READY)
+
+
+def left_out_and_not(events: Events, is_bad: bool) -> None:
+    if is_bad:
+        events.fleet.agents.refuse_front("orin", "999 W are implausible")
+    else:
+        make_ready(events.fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
+    events.log.device_changed("orin")
+
+
+def offline_and_online(events: Events, is_bad: bool) -> None:
+    if is_bad:
+        events.disconnect("orin")
+    else:
+        events.connect("orin")
+
+
+def expected_and_missing(events: Events, is_bad: bool) -> None:
+    if is_bad:
+        events.disconnect("orin", is_expected_back=True)
+        events.log.missing(["orin"])
+    else:
+        events.connect("orin")
+
+
+@pytest.mark.parametrize(
+    ("flap", "bad", "good"),
+    [
+        (hot_and_cool, "hot: 95 °C", "no longer hot"),
+        (degraded_and_ready, "degraded", "no longer degraded"),
+        (left_out_and_not, "left out of rounds: 999 W are implausible", "no longer left out of rounds"),
+        (offline_and_online, "offline", "connected again"),
+        (expected_and_missing, "offline", "connected again"),
+    ],
+)
+@pytest.mark.parametrize("ends_bad", [True, False])
+def test_a_device_that_flaps_writes_few_events_and_its_last_state_is_told(
+    events: Events, flap: Callable[[Events, bool], None], bad: str, good: str, ends_bad: bool
+) -> None:
+    events.found.clear()
+    for _ in range(1_000):  # over six hours
+        for is_bad in (True, False):
+            flap(events, is_bad)
+            events.pass_s(11)
+    if ends_bad:
+        flap(events, True)
+    written = [each for each in events.found if each.device_id == "orin"]
+    times = [each.at for each in written]
+    assert max(sum(0 <= (at - begin).total_seconds() < 3600 for at in times) for begin in times) <= 20
+    assert len(written) > 40, "it is quiet for an hour only"
+    notices = [each for each in written if each.text == "changes too often: its events are left out for an hour"]
+    assert len(notices) >= 3 and all(each.needs_attention for each in notices)
+    for _ in range(2 * 360):
+        events.pass_s(10)
+        if events.fleet.agents.is_connected("orin"):
+            events.log.device_changed("orin")
+    told = [each.text for each in events.found if each.device_id == "orin" and each not in notices]
+    assert told[-1].startswith(bad if ends_bad else good)
+    assert [each.partition(" after ")[0] for each in told[:4]] == [bad, good, bad, good]
+    assert all((one == bad) != (two == bad) for one, two in zip(told, told[1:], strict=False)), "none twice"
+    if not ends_bad and good == "connected again":
+        events.disconnect("orin")
+        events.pass_s(11)
+        events.connect("orin")
+        assert events.taken()[-1] == "orin connected again after 11 s"
+
+
+def test_one_device_that_flaps_hides_no_other(events: Events) -> None:
+    for _ in range(50):
+        hot_and_cool(events, True)
+        hot_and_cool(events, False)
+    events.taken()
+    events.report("nano", DeviceState.DEGRADED, "no sensor answers")
+    assert events.taken() == ["nano degraded: no sensor answers"]
+    events.log.forgotten(["orin"], "operator anna")
+    assert events.taken() == ["orin forgotten"]
 
 
 def test_after_a_restart_devices_that_return_are_no_events_and_those_missing_are() -> None:

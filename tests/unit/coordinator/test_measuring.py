@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
-from coordinator.errors import RunEndedError
+from coordinator.display.device_words import granted
+from coordinator.display.run_words import RunNames
+from coordinator.errors import RunEndedError, StillInUseError, UnknownRecordError
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.writer import Writer
 from coordinator.services.orders import Orders, grant_to_message
@@ -16,6 +20,8 @@ from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.measuring import SURVEY_MODES, SURVEYED_OF_KIND
+from coordinator.state.preview import RoundPreview
+from coordinator.state.records import StoredRecord
 from coordinator.state.stored_grants import GivenUpTraining, StoredGrants
 from coordinator.store.errors import StoreUnavailableError
 from tests.fakes.obedient_devices import confirm_all, end_training, train
@@ -117,6 +123,31 @@ def test_left_out_devices_measure_until_they_have_their_modes() -> None:
     request = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, None)
     assert {each.modes for each in request.measuring.values()} == {1}
     assert measure(fleet_of_app(modes=50, length=80), survey_s=None) == []
+
+
+def test_devices_of_a_kind_that_measure_or_have_measured_count_even_if_they_are_not_requested() -> None:
+    # An app requests only nodes that it has not asked in this survey yet.
+    fleet = fleet_of_app(site_budget_w=10_000.0)
+    for k in range(30):
+        fleet.agents.connect(f"more-{k}", "agx-orin", "simulated", 18_096)
+        fleet.agents.report_front(f"more-{k}", ORIN_FRONT, 5.0, 5 if k < 4 else 0, "", APP)
+        fleet.agents.report_state(f"more-{k}", DeviceState.READY, 0, "")
+        fleet.flower.bind_node(100 + k, f"more-{k}")
+    assert len(measure(fleet, range(104, 107))) == 3
+    request = fleet.flower.request_measuring(RUN, range(107, 130), 1.0, 50, 20.0)
+    assert sum(each.modes > 0 for each in request.measuring.values()) == SURVEYED_OF_KIND - 4 - 3
+
+
+def test_a_device_that_measures_no_mode_in_its_survey_is_planned_like_any_other() -> None:
+    # For example because its duty leaves no time.
+    fleet = fleet_of_app()
+    assert measure(fleet, [ORIN_NODE]) == ["orin"]
+    train(fleet, "orin")
+    fleet.flower.stop_measuring(RUN, NODES)
+    confirm_all(fleet)
+    end_training(fleet, "orin")
+    assert reserved_w(fleet) == pytest.approx(5.0 + 3.0)
+    assert "orin" in fleet.flower.plan(RUN, 1, NODES, 1.0).nodes
 
 
 # --- their watts --------------------------------------------------------------------------------------------------
@@ -297,19 +328,164 @@ async def test_nothing_is_sent_before_it_is_stored() -> None:
     assert answer.plan_id.startswith(f"{RUN}/measuring-") and (answer.waiting, answer.not_ready) == (0, 0)
     stored = [each for saved in store.transactions for each in saved if isinstance(each, GivenUpTraining)]
     assert {each.device_id for each in stored} == {"orin", "nano"}
+    for device_id in ("orin", "nano"):
+        train(fleet, device_id)
     again = await service.PlanMeasuring(request, PlaintextContext())
     assert (again.plan_id, again.not_ready) == ("", 2), "they measure already"
     await writer.close()
 
 
-async def test_devices_do_not_measure_if_it_cannot_be_stored() -> None:
-    fleet, store = fleet_of_app(), RecordingStore()
-    store.fails_with = StoreUnavailableError("no answer")
-    writer = Writer(store)
-    orders = Orders(fleet)
-    planning = RoundPlanning(FleetRepository(fleet, writer), Leases(0.0), orders, lambda: 0.0)
-    with pytest.raises(StoreUnavailableError):
+class Stored:
+    """A repository whose store may fail."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.fails_with: BaseException | None = None
+        self.at_save: Callable[[], None] = lambda: None
+
+    async def save(self, *records: StoredRecord) -> None:
+        self.at_save()
+        if self.fails_with is not None:
+            raise self.fails_with
+
+    async def load_round(self, plan_id: str) -> None: ...
+
+    async def load_history(self, run_id: str) -> None: ...
+
+
+def planning_of(fleet: Fleet) -> tuple[RoundPlanning, Stored]:
+    stored = Stored(fleet)
+    return RoundPlanning(cast(FleetRepository, stored), Leases(0.0), Orders(fleet), lambda: 0.0), stored
+
+
+@pytest.mark.parametrize("survey_s", [20.0, None])
+async def test_a_run_that_has_ended_measures_nothing(survey_s: float | None) -> None:
+    fleet = fleet_of_app()
+    planning, _ = planning_of(fleet)
+    fleet.flower.finish_run(RUN, "stopped by an operator, who ended it")
+    with pytest.raises(RunEndedError, match="has ended"):
+        await planning.measure(RUN, NODES, 1.0, survey_s)
+    assert reserved_w(fleet) == pytest.approx(8.0)
+
+
+async def test_a_run_that_ends_while_its_measuring_is_planned_measures_nothing() -> None:
+    fleet = fleet_of_app()
+    planning, _ = planning_of(fleet)
+    is_outdated = fleet.is_outdated
+
+    def ends(*args: Any) -> bool:
+        fleet.flower.finish_run(RUN, "stopped by an operator, who ended it")
+        return is_outdated(*args)
+
+    fleet.is_outdated = ends  # type: ignore[method-assign]
+    with pytest.raises(RunEndedError, match="has ended"):
         await planning.measure(RUN, NODES, 1.0, 20.0)
-    assert reserved_w(fleet) == pytest.approx(5.0 + 3.0), "the Flower server may request it again"
-    store.fails_with = None
-    await writer.close()
+    assert reserved_w(fleet) == pytest.approx(8.0)
+
+
+async def test_a_run_that_is_being_deleted_measures_nothing() -> None:
+    fleet = fleet_of_app()
+    planning, stored = planning_of(fleet)
+    refused: list[Exception | str] = []
+
+    async def delete_run(run_id: str) -> None:
+        fleet.flower.runs[RUN] = replace(fleet.flower.run(RUN), finished=False)  # its app starts it again
+        try:
+            refused.append((await planning.measure(RUN, NODES, 1.0, 20.0))[0])
+        except UnknownRecordError as error:
+            refused.append(error)
+
+    stored.delete_run = delete_run  # type: ignore[attr-defined]
+    fleet.flower.finish_run(RUN, "")
+    await planning.delete_runs([RUN], False, lambda _: None)
+    assert "it is being deleted" in str(refused[0]) and reserved_w(fleet) == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("full"), asyncio.CancelledError()])
+async def test_measuring_that_cannot_be_stored_holds_no_watts(error: BaseException) -> None:
+    fleet = fleet_of_app()
+    planning, stored = planning_of(fleet)
+    stored.fails_with = error
+    with pytest.raises(type(error)):
+        await planning.measure(RUN, NODES, 1.0, 20.0)
+    assert reserved_w(fleet) == pytest.approx(8.0)
+    stored.fails_with = None
+    plan_id, plan, _ = await planning.measure(RUN, NODES, 1.0, 20.0)
+    assert plan_id and {each.device_id for each in plan.assignments} == {"nano", "orin"}
+    assert fleet.take_orders(), "nothing is held back"
+
+
+@pytest.mark.parametrize("received", [False, True])
+async def test_a_repeated_request_gets_the_devices_of_one_whose_answer_was_lost(received: bool) -> None:
+    fleet = fleet_of_app(70.0)
+    planning, _ = planning_of(fleet)
+    first, _, _ = await planning.measure(RUN, NODES, 1.0, 20.0)
+    if received:
+        confirm_all(fleet)
+        confirming = asyncio.create_task(_confirm_soon(fleet))
+    again, plan, _ = await planning.measure(RUN, NODES, 1.0, 20.0)
+    if received:
+        await confirming
+    assert again not in ("", first) and {each.device_id for each in plan.assignments} == {"nano", "orin"}
+    assert reserved_w(fleet) <= 70.0
+
+
+async def _confirm_soon(fleet: Fleet) -> None:
+    await asyncio.sleep(0.05)
+    confirm_all(fleet)
+
+
+async def test_a_repeated_request_leaves_a_training_that_has_begun() -> None:
+    fleet = fleet_of_app()
+    planning, _ = planning_of(fleet)
+    await planning.measure(RUN, NODES, 1.0, 20.0)
+    train(fleet, "orin")
+    _, plan, _ = await planning.measure(RUN, [ORIN_NODE], 1.0, 20.0)
+    assert (plan.assignments, plan.not_ready) == ([], 1)
+    assert fleet.rounds.grants.of("orin").granted_w > 0  # type: ignore[union-attr]
+
+
+async def test_runs_that_are_ended_to_be_deleted_are_stopped_before_this_is_stored() -> None:
+    fleet = fleet_of_app()
+    planning, stored = planning_of(fleet)
+    fleet.flower.plan(RUN, 1, NODES, 1.0)
+    [chosen] = fleet.rounds.get(f"{RUN}/1").nodes
+    train(fleet, chosen)
+    stored.fails_with = StoreUnavailableError("full")
+    with pytest.raises(StoreUnavailableError):
+        await planning.delete_runs([RUN], True, lambda _: None)
+    assert fleet.rounds.grants.of(chosen).assignment is None  # type: ignore[union-attr]
+
+
+# --- in words -----------------------------------------------------------------------------------------------------
+
+
+def test_measuring_is_named_in_words() -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    confirm_all(fleet)
+    plan_id = fleet.draw.plan_holding("orin")
+    assert plan_id is not None
+    name = fleet.flower.name_of(RUN)
+    assert fleet.flower.round_text(plan_id) == f"measurements of run {name}"
+    assert fleet.flower.round_text(f"{RUN}/3") == f"round 3 of run {name}"
+    names = RunNames([{"run_id": RUN, "name": "night"}])
+    assert (names.round_of(plan_id), names.round_of(f"{RUN}/3")) == (
+        "measurements of run night",
+        "round 3 of run night",
+    )
+    device = {"granted_w": 50.0, "granted_plan_id": plan_id, "confirmed_w": 50.0, "state": "training"}
+    assert granted(device, names) == "50.0 W for measurements of run night, confirmed"
+    stopped = {**device, "granted_w": 0.0}
+    assert granted(stopped, names) == "nothing any more: it stops its measurements of run night"
+    fleet.agents.disconnect("orin")
+    with pytest.raises(StillInUseError, match=f"^watts are still held for orin by measurements of run {name}: repeat"):
+        fleet.forget(["orin"])
+
+
+def test_a_preview_names_no_measuring_among_the_rounds_in_flight() -> None:
+    fleet = fleet_of_app()
+    measure(fleet)
+    train(fleet, "orin")
+    preview = RoundPreview(fleet, RUN).plan(1.0)
+    assert preview.assumed_ended == [] and preview.record.nodes

@@ -108,10 +108,14 @@ async def test_of_what_went_wrong_the_beginning_is_kept() -> None:
 async def test_a_run_that_has_ended_gets_no_plans_and_keeps_its_reason() -> None:
     fleet, writer = small_fleet(), Writer(RecordingStore())
     service = service_of(fleet, writer)
-    fleet.flower.finish_run(RUN, "ended by the operator")
+    fleet.flower.start_run("8", "FedAvg", 3, name="night")
+    for run_id in (RUN, "8"):
+        fleet.flower.finish_run(run_id, "ended by the operator")
     plan = planning_pb2.PlanRoundRequest(run_id=RUN, round=1, node_ids=[ORIN_NODE], epochs=1.0)
-    with pytest.raises(RunEndedError, match=f"run '{RUN}' has ended, start another run: ended by the operator"):
-        await service.PlanRound(plan, PlaintextContext())
+    of_named = planning_pb2.PlanRoundRequest(run_id="8", round=1, node_ids=[ORIN_NODE], epochs=1.0)
+    for request, name in ((plan, RUN), (of_named, "night")):
+        with pytest.raises(RunEndedError, match=f"run '{name}' has ended, start another run: ended by the operator"):
+            await service.PlanRound(request, PlaintextContext())
     with pytest.raises(RunEndedError):
         await service.PredictNodes(planning_pb2.PredictNodesRequest(run_id=RUN), PlaintextContext())
     await service.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="RefusedError"), PlaintextContext())

@@ -168,7 +168,7 @@ def test_auto_takes_the_advice_and_says_why(profile):
 
 def test_auto_lets_every_search_end_as_binary_search_does(profile, agent, tmp_path):
     board, searches = "simulated:xavier-agx", ("--budget-w", 12, "--budget-w", 20)
-    found = profile("--method", "auto", "--training-hours", 0.01, *searches, "--json", device=board).content
+    found = profile("--method", "auto", "--training-hours", 0.003, *searches, "--json", device=board).content
     assert found["method"] == "binary-search"
     place = ("--device", board, "--state-dir", tmp_path / "other", "--device-id", "jetson-1")
     alone = agent("profile", *place, "--method", "binary-search", *searches, "--json").content

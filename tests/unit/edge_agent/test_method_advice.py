@@ -72,15 +72,16 @@ def test_the_estimate_is_near_what_a_simulated_board_takes(tmp_path: Path) -> No
         records = list(Profiler(board).profile(modes, step, journal))
     measured = modes_to_array(record.mode for record in records)
     expected = measuring_s(measured, np.array([record.minibatch_ms for record in records]))
-    assert expected.sum() == pytest.approx(sum(record.seconds for record in records), rel=0.1)
+    # Slow modes, whose times vary most, take up to 40 minibatches.
+    assert expected.sum() == pytest.approx(sum(record.seconds for record in records), rel=0.3)
 
 
 def test_times_are_scaled_to_the_stated_minibatch() -> None:
     board = board_figures(REFERENCE, "agx-orin", ORIN.array(), minibatch_ms=1000)
     highest = int(board.modes.sum(axis=1).argmax())
     assert board.predicted.minibatch_ms[highest] == pytest.approx(1000)
-    # 7e9 cycles of warm-up at 2.2 GHz take 3.2 s; 40 minibatches take 40 s.
-    assert board.mode_s[highest] == pytest.approx(3.2 + 40, abs=0.1)
+    # 7e9 cycles of warm-up at 2.2 GHz take 3.2 s; 20 minibatches take 20 s.
+    assert board.mode_s[highest] == pytest.approx(3.2 + 20, abs=0.1)
     unscaled = board_figures(REFERENCE, "agx-orin", ORIN.array())
     assert board.predicted.minibatch_ms / unscaled.predicted.minibatch_ms == pytest.approx(
         np.full(len(board.modes), 1000 / unscaled.predicted.minibatch_ms[highest])

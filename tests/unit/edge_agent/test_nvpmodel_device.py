@@ -1,5 +1,8 @@
 """A Jetson whose modes are set by nvpmodel, with every result read back and checked."""
 
+import os
+import stat
+
 import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError
@@ -63,6 +66,15 @@ def test_any_mode_is_added_to_a_copy_and_the_systems_configuration_stays(bench):
     assert [mode.mode_id for mode in bench.custom_conf.modes] == [0, 1, 2, 3]
     device.apply(QUIET._replace(cores=12))
     assert len(bench.custom_conf.modes) == 4
+
+
+def test_other_users_may_not_enter_the_state_folder(bench):
+    before = os.umask(0o022)
+    try:
+        bench.open().apply(QUIET)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(bench.state.stat().st_mode) == 0o750
 
 
 def test_a_mode_keeps_the_gating_of_the_gpu_so_that_no_reboot_is_asked_for(bench):

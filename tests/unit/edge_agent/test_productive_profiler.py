@@ -97,7 +97,7 @@ def test_a_measurement_cut_off_by_the_end_of_an_epoch_is_begun_again_in_the_next
     profiler = ProductiveProfiler(board, modes, journal)
     epochs = 0
     while profiler.measuring:
-        for _ in profiler.profiled(range(100), board.step):
+        for _ in profiler.profiled(range(30), board.step):
             pass
         epochs += 1
         assert board.current_mode() == own, "evaluation between epochs runs in the training's own mode"
@@ -216,7 +216,7 @@ def test_a_measurement_is_discarded_if_another_program_changed_the_mode(board, m
     own = board.current_mode()
     changed = []
     for number in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH), board.step):
-        if number == 20:
+        if number == 5:
             board.apply(modes[1])
         if journal.discarded and not changed:
             changed.append(board.current_mode())

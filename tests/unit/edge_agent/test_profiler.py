@@ -31,9 +31,37 @@ def profile_seven(device, journal):
     profile_device(device, lambda: nullcontext(device.step), journal, fitting, 7, 0, lambda progress: None)
 
 
+class UnsteadyDevice(ScriptedDevice):
+    """A board whose minibatches take 1 s, in turn shorter by a share of it, exactly that long, and longer."""
+
+    def __init__(self, swing: float) -> None:
+        super().__init__()
+        self._swing = swing
+
+    def step(self) -> None:
+        self.step_s = 1.0 + self._swing * (self.steps % 3 - 1)
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("swing", "used"),
+    [
+        (0.0, 10),  # the fewest
+        (0.01, 10),
+        (0.03, 31),  # 1.2533 * 1.4826 * 0.03 / sqrt(31) = 0.01
+        (0.2, 40),  # the most
+    ],
+)
+def test_minibatches_are_timed_until_their_median_is_known_within_one_percent(swing, used):
+    device = UnsteadyDevice(swing)
+    record = Profiler(device).measure(MODE, device.step)
+    assert record.minibatches == pytest.approx(used, abs=1)
+    assert record.minibatch_ms == pytest.approx(1000, rel=swing / 4)
+
+
 def test_forty_minibatches_count_and_the_first_does_not():
     device = ScriptedDevice()
-    record = Profiler(device).measure(MODE, device.step)
+    record = Profiler(device, ProfilerSettings(fewest_minibatches=40)).measure(MODE, device.step)
     assert record.mode == MODE == device.current_mode()
     assert (record.minibatches, device.steps) == (40, 41)
     assert record.minibatch_ms == pytest.approx(250)
@@ -66,7 +94,7 @@ def test_an_unreadable_rail_fails_the_measurement_within_the_timeout():
     device = ScriptedDevice(power_at=lambda at_s: np.nan)
     with pytest.raises(MeasurementError, match="0 settled power samples.*at least 5 are required"):
         Profiler(device, ProfilerSettings(patience_s=30)).measure(MODE, device.step)
-    assert device.clock.now_s() == pytest.approx(46, abs=1)
+    assert device.clock.now_s() == pytest.approx(38.5, abs=1)
     assert device.running_meters == 0
 
 
@@ -191,7 +219,7 @@ def test_a_mode_that_fails_is_discarded_and_the_next_one_is_measured(tmp_path, t
         assert (discarded.minibatches, discarded.seconds) == (0, 0)
         assert "is in force" in discarded.reason
     else:
-        assert discarded.minibatches > 40 and discarded.seconds == pytest.approx(76, abs=1)
+        assert discarded.minibatches > 40 and discarded.seconds == pytest.approx(68.5, abs=1)
         assert "settled power samples" in discarded.reason
     assert (device.running_meters, device.held) == (0, 0)
 
