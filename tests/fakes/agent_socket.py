@@ -32,7 +32,7 @@ from edge_agent.session.grants import Grants
 from edge_agent.settings import RecoverySettings, SessionSettings, WorkloadSettings
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.fitting_here import FittingOnce
-from tests.fakes.flower_task import be_task
+from wattfleet_simulation.flower_task import be_task
 from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts
 from wattfleet.prediction import read_artefact
 from wattfleet_proto.assignment import (

@@ -24,7 +24,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from tests.fakes.flower_in_process import APP, SUPERLINK, gone, trained
-from tests.fakes.flower_task import be_task
+from wattfleet_simulation.flower_task import be_task
 from tests.fakes.ledger import Ledger
 from tests.fakes.one_run_grid import OneRunGrid
 from wattfleet.errors import WattfleetError

@@ -14,7 +14,7 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from tests.fakes.duty_agent import duty, duty_agent_at
-from tests.fakes.flower_task import be_task
+from wattfleet_simulation.flower_task import be_task
 from tests.fakes.polling import until
 from wattfleet_proto.local_socket import CURRENT_SOCKET
 

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from tests.fakes.flower_task import be_task
+from wattfleet_simulation.flower_task import be_task
 from wattfleet.modes import Workload
 from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS, BaselineTraining
 from wattfleet_simulation.devices import SimulatedDevice

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tests.fakes.flower_in_process import SUPERLINK
-from tests.fakes.flower_task import be_task
+from wattfleet_simulation.flower_task import be_task
 from wattfleet_flower.server.buffered_aggregation import Update, step
 from wattfleet_flower.server.errors import MismatchedArraysError
 from wattfleet_flower.server.rebased_updates import rebased, replace_arrays
