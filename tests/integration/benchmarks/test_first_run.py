@@ -19,6 +19,8 @@ from benchmarks.first_run import (
     Outcome,
     Site,
     baseline_runs,
+    gains,
+    goals,
     table,
     wattfleet_runs,
     write,
@@ -31,9 +33,9 @@ BUDGET_W = 45.0
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
     """A fleet whose watts suffice for both boards."""
-    site = Site({"orin-nano": 2}, (BUDGET_W,), drawn=None)
+    site = Site({"orin-nano": 2}, BUDGET_W, drawn=None)
     case = Case(site, BUDGET_W, 0, digits(), 1, Federation(digits(), 2, 0))
-    return baseline_runs(case) + wattfleet_runs(case, tmp_path_factory.mktemp("fleet"))
+    return [*baseline_runs(case), *wattfleet_runs(case, tmp_path_factory.mktemp("fleet"))]
 
 
 def test_every_run_has_its_methods(outcomes: list[Outcome]) -> None:
@@ -63,7 +65,7 @@ def test_a_fleet_measures_what_it_trains(outcomes: list[Outcome]) -> None:
 def test_the_table_and_the_file_have_all_rows(outcomes: list[Outcome], tmp_path: Path) -> None:
     console = Console(width=250)
     with console.capture() as printed:
-        console.print(table(outcomes))
+        console.print(table(outcomes), gains(outcomes), goals(outcomes))
     text = printed.get()
     assert all(name in text for name in (NEW, AGAIN, OTHER, WATTFLEET, PRESETS, PLAIN_FLOWER))
     write(outcomes, tmp_path / "out" / "rows.csv")
