@@ -428,47 +428,66 @@ def _baseline(case: Case, run: str, name: str, way: Way, boards: Mapping[str, Tr
 # --- tables and command ---------------------------------------------------------------------------------------------
 
 
-def table(outcomes: Iterable[Outcome]) -> Table:
-    """Return the medians over the seeds, one line for each budget, run and method."""
-    shown = Table(title="Medians over the seeds; simulated boards and time; all costs count")
-    low, high = "lower accuracy", "higher accuracy"
-    for heading in (
-        *("budget, W", "run", "method", f"to the {low}, s", "energy, kJ", f"to the {high}, s", "energy, kJ"),
-        *("survey, s", "waiting, s", "training, s", "boards that train", "boards a round", "fewest modes"),
-        *("first plan: observed / planned", "later plans", "drawn / budget, a board idle", "reserved"),
-    ):
-        is_text = heading in ("run", "method")
+def times(outcomes: Iterable[Outcome]) -> Table:
+    """Return when and with how much energy each method reaches the accuracies, and where Wattfleet's time goes."""
+    shown = Table(title="Simulated boards and time, all costs counted, medians over the seeds; –: not reached")
+    _add_columns(
+        shown,
+        *("budget, W", "run", "method", "lower accuracy, s", "kJ", "higher accuracy, s", "kJ", "whole run, s"),
+        *("of it survey, s", "waiting, s", "in rounds, s"),
+    )
+    for same in _alike(outcomes):
+        names = ("low_s", "low_kj", "high_s", "high_kj", "total_s", "survey_s", "waiting_s", "training_s")
+        shown.add_row(f"{same[0].budget_w:g}", same[0].run, same[0].method, *(_of(same, n, "{:,.0f}") for n in names))
+    return shown
+
+
+def devices(outcomes: Iterable[Outcome]) -> Table:
+    """Return which boards train and measure, how exact plans are, and how the watts are used."""
+    shown = Table(title="Boards, plans and watts, medians over the seeds")
+    _add_columns(
+        shown,
+        *("budget, W", "run", "method", "boards that train", "boards a round", "replies lost", "fewest modes"),
+        *("mean modes", "first plan: observed / planned", "later plans", "time with an idle board"),
+        *("drawn then / budget", "reserved then / budget"),
+    )
+    for same in _alike(outcomes):
+        shown.add_row(
+            f"{same[0].budget_w:g}",
+            same[0].run,
+            same[0].method,
+            f"{_of(same, 'trained', '{:.0f}')} of {same[0].boards:g}",
+            _of(same, "per_round", "{:.1f}"),
+            *(_of(same, name, "{:.0f}") for name in ("failures", "fewest_modes", "mean_modes")),
+            *(_of(same, name, "{:.2f}") for name in ("first_plan_ratio", "plan_ratio")),
+            *(_of(same, name, "{:.0%}") for name in ("idle_board_share", "used_share", "reserved_share")),
+        )
+    return shown
+
+
+def _add_columns(shown: Table, *headings: str) -> None:
+    for heading in headings:
+        is_text = heading in ("run", "method", "against")
         shown.add_column(heading, justify="left" if is_text else "right", no_wrap=is_text)
+
+
+def _alike(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
+    """Return the outcomes of all seeds, by budget, run and method."""
 
     def key(each: Outcome) -> tuple[float, int, str]:
         return each.budget_w, (NEW, AGAIN, OTHER).index(each.run), each.method
 
-    for (budget_w, _, method), grouped in groupby(sorted(outcomes, key=key), key):
-        same = list(grouped)
-        numbers = {
-            name: _median([getattr(each, name) for each in same])
-            for name in (each.name for each in fields(Outcome))
-            if name not in ("data", "run", "method", "problem")
-        }
-        shown.add_row(
-            f"{budget_w:g}",
-            same[0].run,
-            method,
-            *(_text(numbers[name], "{:,.0f}") for name in ("low_s", "low_kj", "high_s", "high_kj")),
-            *(_text(numbers[name], "{:,.0f}") for name in ("survey_s", "waiting_s", "training_s")),
-            f"{_text(numbers['trained'], '{:.0f}')} of {same[0].boards}",
-            _text(numbers["per_round"], "{:.1f}"),
-            _text(numbers["fewest_modes"], "{:.0f}"),
-            *(_text(numbers[name], "{:.2f}") for name in ("first_plan_ratio", "plan_ratio")),
-            *(_text(numbers[name], "{:.0%}") for name in ("used_share", "reserved_share")),
-        )
-    return shown
+    return [list(same) for _, same in groupby(sorted(outcomes, key=key), key)]
+
+
+def _of(same: Sequence[Outcome], name: str, form: str) -> str:
+    return _text(_median([getattr(each, name) for each in same]), form)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
     """Return the median, counting what was not reached as the worst; None if that is the median or nothing counts."""
     numbers = [float("inf") if each is None else float(each) for each in values]
-    found = statistics.median(numbers)
+    found = statistics.median(numbers) if numbers else float("inf")
     return None if found == float("inf") else found
 
 
@@ -478,9 +497,11 @@ def _text(value: float | None, form: str) -> str:
 
 def gains(outcomes: Sequence[Outcome]) -> Table:
     """Return how much sooner Wattfleet reaches the accuracies than the baselines: the median of the seeds' ratios."""
-    shown = Table(title="Baseline's seconds and energy as a multiple of Wattfleet's: above 1, Wattfleet is better")
-    for heading in ("budget, W", "run", "against", "time, lower", "energy, lower", "time, higher", "energy, higher"):
-        shown.add_column(heading, justify="left" if heading in ("run", "against") else "right")
+    shown = Table(
+        title="Baseline's seconds and kJ as a multiple of Wattfleet's: above 1, Wattfleet is better; 0: only the"
+        " baseline reached it"
+    )
+    _add_columns(shown, "budget, W", "run", "against", "lower accuracy, s", "kJ", "higher accuracy, s", "kJ")
     for budget_w in sorted({each.budget_w for each in outcomes}):
         for run in (NEW, AGAIN, OTHER):
             for method in (PRESETS, PLAIN_FLOWER):
@@ -493,13 +514,22 @@ def gains(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _ratios(outcomes: Sequence[Outcome], budget_w: float, run: str, method: str, name: str) -> list[float | None]:
-    """Return a baseline's value as a multiple of Wattfleet's for each seed; 0 where only the baseline has one."""
-    of = {(each.budget_w, each.run, each.method, each.seed): getattr(each, name) for each in outcomes}
+    """Return a baseline's value as a multiple of Wattfleet's for each seed; None where neither reached the accuracy.
+
+    A baseline that has not reached it counts with its whole run, which is a lower bound.
+    """
+    of = {(each.run, each.method, each.seed): each for each in outcomes if each.budget_w == budget_w}
     found: list[float | None] = []
     for seed in sorted({each.seed for each in outcomes}):
-        own = of.get((budget_w, run, WATTFLEET, seed))
-        other = of.get((budget_w, OTHER if run == OTHER else NEW, method, seed))
-        found.append(other / own if own and other else 0.0 if other else None)
+        own = of.get((run, WATTFLEET, seed))
+        other = of.get((OTHER if run == OTHER else NEW, method, seed))
+        if own is None or other is None:
+            continue
+        its, mine = getattr(other, name), getattr(own, name)
+        if mine is None:
+            found.append(None if its is None else 0.0)
+        else:
+            found.append((its or getattr(other, f"total_{name.rpartition('_')[2]}")) / mine)
     return found
 
 
@@ -534,7 +564,7 @@ def goals(outcomes: Sequence[Outcome]) -> Table:
             against_presets(AGAIN, seconds),
             "{:.2f}",
         ),
-        ("boards that train in the first run", f"{count}", own(NEW, "trained"), "{:.0f}"),
+        ("boards that train in the first run", f"{count:g}", own(NEW, "trained"), "{:.0f}"),
         ("modes measured on each board by the end of the first run", "at least 20", own(NEW, "fewest_modes"), "{:.0f}"),
         ("modes measured on each board by the end of the second run", "50", own(AGAIN, "fewest_modes"), "{:.0f}"),
         ("first run: watts drawn while a board is idle", "at least 90 %", own(NEW, "used_share"), "{:.0%}"),
@@ -584,6 +614,16 @@ def write(outcomes: Sequence[Outcome], path: Path) -> None:
         rows.writerows(map(asdict, outcomes))
 
 
+def read(path: Path) -> list[Outcome]:
+    """Read outcomes that `write` has written."""
+    texts = {each.name for each in fields(Outcome) if each.type == "str"}
+    with path.open(encoding="utf-8") as file:
+        return [
+            Outcome(**{name: text if name in texts else float(text) if text else None for name, text in row.items()})  # type: ignore[arg-type]
+            for row in csv.DictReader(file)
+        ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 0, or 2 if the data set is missing."""
     parser = argparse.ArgumentParser(
@@ -599,14 +639,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", choices=sorted(TASKS), default="digits", help="set what the devices learn")
     parser.add_argument("--rounds", type=int, default=20, help="set the number of rounds in every run")
     parser.add_argument("--out", type=Path, default=Path("out/first_run.csv"), help="write the rows to this file")
+    parser.add_argument("--show", type=Path, nargs="+", help="show these earlier files without running anything")
     options = parser.parse_args(arguments)
     # Its own programs show what the parts of the product log; here, thousands of virtual minutes pass.
     logging.disable(logging.ERROR)
-    console = Console(width=250)
+    console = Console(width=180)
     budgets_w = options.budgets or (SITES[options.boards].usual_w,)
-    found: list[Outcome] = []
+    found = [each for path in options.show or () for each in read(path)]
     try:
-        for each in measure(options.boards, budgets_w, options.seeds, options.data, options.rounds):
+        for each in () if found else measure(options.boards, budgets_w, options.seeds, options.data, options.rounds):
             found.append(each)
             write(found, options.out)
             ended = f"; it ended early: {each.problem}" if each.problem else ""
@@ -617,7 +658,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InvalidInputError as error:
         print(error, file=sys.stderr)
         return 2
-    console.print(table(found), gains(found), goals(found), f"rows: {options.out}")
+    console.print(times(found), devices(found), gains(found), goals(found))
     return 0
 
 
