@@ -32,7 +32,6 @@ from edge_agent.session.grants import Grants
 from edge_agent.settings import RecoverySettings, SessionSettings, WorkloadSettings
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.fitting_here import FittingOnce
-from tests.fakes.flower_task import be_task
 from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts
 from wattfleet.prediction import read_artefact
 from wattfleet_proto.assignment import (
@@ -41,6 +40,7 @@ from wattfleet_proto.assignment import (
 )
 from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.v1 import session_pb2
+from wattfleet_simulation.flower_task import be_task
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MEASURED, LIMIT = 6, 12

@@ -11,11 +11,11 @@ import grpc
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from tests.fakes.flower_task import be_task
 from tests.fakes.one_run_grid import OneRunGrid
 from wattfleet_io.clock import VirtualClock
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, PAIRING_PROBLEM_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2, power_pb2
+from wattfleet_simulation.flower_task import be_task
 
 RUN_ID = 7
 APP = "wattfleet/digits"

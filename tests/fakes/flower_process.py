@@ -24,7 +24,6 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from tests.fakes.flower_in_process import APP, SUPERLINK, gone, trained
-from tests.fakes.flower_task import be_task
 from tests.fakes.ledger import Ledger
 from tests.fakes.one_run_grid import OneRunGrid
 from wattfleet.errors import WattfleetError
@@ -33,6 +32,7 @@ from wattfleet_flower import PowerAware, power_mode_mod, profiled, until_deadlin
 from wattfleet_identity.endpoint import Endpoint
 from wattfleet_proto.assignment import OBSERVED_EPOCH_S_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2_grpc
+from wattfleet_simulation.flower_task import be_task
 
 _PAUSE_S = 0.2
 _SLEEPS = 20

@@ -12,10 +12,10 @@ from typing import Any
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from tests.fakes.flower_in_process import trained
-from tests.fakes.flower_task import be_task
 from tests.fakes.one_run_grid import OneRunGrid
 from tests.faults.device import Device
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
+from wattfleet_simulation.flower_task import be_task
 
 _RUN_IDS = count(1)  # two fleets in one process need different ones
 _FIRST_NODE = 2**63 + 5

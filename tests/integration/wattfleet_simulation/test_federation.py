@@ -12,13 +12,13 @@ from flwr.serverapp.strategy import FedAvg
 
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from tests.fakes.flower_task import be_task
 from wattfleet.modes import Workload
 from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS, BaselineTraining
 from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.digits_app.client_app import train_locally
 from wattfleet_simulation.digits_app.task import NETWORKS, evaluate
 from wattfleet_simulation.federation import Federation, Model, StoppedError
+from wattfleet_simulation.flower_task import be_task
 from wattfleet_simulation.settings import SimulatedApp, SimulationSettings
 
 APP, DEVICES, SEED = SimulatedApp("perceptron", 16, local_epochs=(1,)), 8, 4

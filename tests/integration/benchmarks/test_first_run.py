@@ -1,0 +1,73 @@
+"""The benchmark of the first run, with two boards and one round: its parts add up, and its table has every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.federated.learning import Federation
+from benchmarks.federated.tasks import digits
+from benchmarks.first_run import (
+    AGAIN,
+    NEW,
+    OTHER,
+    WATTFLEET,
+    Case,
+    Outcome,
+    Site,
+    baseline_runs,
+    devices,
+    gains,
+    goals,
+    read,
+    times,
+    wattfleet_runs,
+    write,
+)
+from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS
+
+BUDGET_W = 45.0
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+    """A fleet whose watts suffice for both boards."""
+    site = Site({"orin-nano": 2}, BUDGET_W, drawn=None)
+    case = Case(site, BUDGET_W, 0, digits(), 1, Federation(digits(), 2, 0))
+    return [*baseline_runs(case), *wattfleet_runs(case, tmp_path_factory.mktemp("fleet"))]
+
+
+def test_every_run_has_its_methods(outcomes: list[Outcome]) -> None:
+    runs = {(each.run, each.method) for each in outcomes}
+    assert runs == {
+        *((run, WATTFLEET) for run in (NEW, AGAIN, OTHER)),
+        *((run, method) for run in (NEW, OTHER) for method in (PRESETS, PLAIN_FLOWER)),
+    }
+    assert {each.rounds for each in outcomes} == {1}
+
+
+def test_the_parts_of_a_run_add_up(outcomes: list[Outcome]) -> None:
+    for each in outcomes:
+        assert each.survey_s + each.waiting_s + each.training_s == pytest.approx(each.total_s)
+        idle_kj = 10.0 * each.total_s / 1e3  # two boards idle at more than 10 W
+        assert idle_kj < each.total_kj < BUDGET_W * each.total_s / 1e3
+
+
+def test_a_fleet_measures_what_it_trains(outcomes: list[Outcome]) -> None:
+    new, again, other = (each for each in outcomes if each.method == WATTFLEET)
+    assert new.survey_s > 0 and other.survey_s > 0, "nothing was known of the workload"
+    assert again.survey_s == 0, "the boards know it from the run before"
+    assert new.fewest_modes is not None and again.fewest_modes is not None
+    assert 0 < new.fewest_modes <= again.fewest_modes
+
+
+def test_the_tables_and_the_file_have_all_rows(outcomes: list[Outcome], tmp_path: Path) -> None:
+    console = Console(width=180)
+    with console.capture() as printed:
+        console.print(times(outcomes), devices(outcomes), gains(outcomes), goals(outcomes))
+    text = printed.get()
+    assert all(name in text for name in (NEW, AGAIN, OTHER, WATTFLEET, PRESETS, PLAIN_FLOWER))
+    write(outcomes, tmp_path / "out" / "rows.csv")
+    assert read(tmp_path / "out" / "rows.csv") == outcomes
