@@ -447,14 +447,19 @@ class _App:
             self.begin_s = asyncio.get_running_loop().time()
             length = self._work.minibatches[self._agent.device_id]
             facts = self._work.workload.facts
+            await self._train(1)
+            # As with PyTorch, the loader is reported once a step has shown that it is trained on.
             loader = local_pb2.LoaderSeen(
-                batch=facts.batch, loader_workers=facts.loader_workers, minibatches_per_epoch=length
+                batch=facts.batch,
+                loader_workers=facts.loader_workers,
+                minibatches_per_epoch=length,
+                after_minibatch=True,
             )
             self._requests.put_nowait(local_pb2.TrainRequest(loader=loader))
             has_measured = False
             try:
-                for _ in range(round(self._assignment.epochs)):
-                    await self._pass(length)
+                for number in range(round(self._assignment.epochs)):
+                    await self._pass(length - (not number))
             except _MeasuredError:
                 has_measured = True
             is_cut = not has_measured and self._is_stopped
@@ -484,11 +489,8 @@ class _App:
         trained, reported_s = 0, loop.time()
         while trained < length and not self._is_stopped:
             chunk = 1 if measuring else max(1, int(_CHUNK_S / (board.load_in_force.minibatch_ms / 1e3)))
-            chunk = 1 if not self._trained else min(chunk, length - trained)
-            took_s = board.train(self._work.workload, chunk, is_first=not self._trained)
-            await asyncio.sleep(board.clock.now_s() - loop.time())
-            trained += chunk
-            self._trained += chunk
+            took_s = await self._train(min(chunk, length - trained))
+            trained += min(chunk, length - trained)
             if measuring:
                 times.append(took_s)
                 if loop.time() - reported_s >= _REPORT_INTERVAL_S:
@@ -498,6 +500,14 @@ class _App:
                         raise _MeasuredError
         if measuring:
             await self._report(times, paused=True, is_pass_over=trained == length)
+
+    async def _train(self, minibatches: int) -> float:
+        """Train minibatches on the board, and return the seconds that they took."""
+        board = self._agent.board
+        took_s = board.train(self._work.workload, minibatches, is_first=not self._trained)
+        await asyncio.sleep(board.clock.now_s() - asyncio.get_running_loop().time())
+        self._trained += minibatches
+        return took_s
 
     async def _report(self, times: Sequence[float], paused: bool = False, is_pass_over: bool = False) -> bool:
         minibatches = [local_pb2.MinibatchTimes(fetch_stall_ms=0.0, compute_ms=each * 1e3) for each in times]

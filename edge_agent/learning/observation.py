@@ -18,6 +18,8 @@ class Observed:
         power_w: mean power while training, without the warm-up, W.
         is_shared: whether the training waited for requests that the device answered meanwhile. If so, its time and
             power are not those of a training alone, which the predictor needs.
+        first_minibatch_s: seconds from the start until the first minibatch had ended, with the app's preparations; None
+            if the app has not reported it.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0.
@@ -27,6 +29,7 @@ class Observed:
     epoch_s: float
     power_w: float
     is_shared: bool = False
+    first_minibatch_s: float | None = None
 
     def __post_init__(self) -> None:
         require_above_zero(epoch_s=self.epoch_s, power_w=self.power_w)

@@ -286,7 +286,13 @@ class OnlineLearner:
             self.refit()
             return None
         self.refit_if_outdated()
-        record = RoundRecord(observed.mode, observed.epoch_s * 1e3 / self.minibatches_per_epoch, observed.power_w * 1e3)
+        first_s = observed.first_minibatch_s
+        record = RoundRecord(
+            observed.mode,
+            observed.epoch_s * 1e3 / self.minibatches_per_epoch,
+            observed.power_w * 1e3,
+            first_minibatch_ms=None if first_s is None else first_s * 1e3,
+        )
         predicted = self._fitted.at(observed.mode, self.known)
         self._journal.append(record)
         self._residuals.append(Residual.of(record.measurement, predicted))

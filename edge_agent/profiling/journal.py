@@ -206,7 +206,9 @@ class Journal:
     def first_gcycles(self) -> float:
         """CPU cycles of a training's first minibatch, in units of 1e9; 0 if no current record states them."""
         first_ms = {
-            entry.mode: entry.first_minibatch_ms for entry in self.records if entry.first_minibatch_ms is not None
+            entry.mode: entry.first_minibatch_ms
+            for entry in self._current
+            if isinstance(entry, ModeRecord | RoundRecord) and entry.first_minibatch_ms is not None
         }
         return first_minibatch_gcycles(modes_to_array(first_ms), np.array(list(first_ms.values())))
 

@@ -119,19 +119,24 @@ class RoundRecord:
         minibatch_ms: mean time of a minibatch, ms, without the first.
         power_mw: mean board power while training, mW.
         batch: samples in a minibatch; None for the header's number.
+        first_minibatch_ms: time until the training's first minibatch had ended, ms; None if the app has not reported
+            it.
 
     Raises:
-        InvalidInputError: the time or the power is not finite and above 0.
+        InvalidInputError: a time or the power is not finite and above 0.
     """
 
     mode: PowerMode
     minibatch_ms: float
     power_mw: float
     batch: int | None = None
+    first_minibatch_ms: float | None = None
 
     def __post_init__(self) -> None:
         require_batch(self.batch)
         require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
+        if self.first_minibatch_ms is not None and not 0 <= self.first_minibatch_ms < float("inf"):
+            raise InvalidInputError(f"first_minibatch_ms must be finite and at least 0, not {self.first_minibatch_ms}")
 
     @property
     def measurement(self) -> Measurement:

@@ -67,7 +67,7 @@ class GrantedTraining:
             for name in ("batch", "loader_workers", "minibatches_per_epoch")
         )
         changed = self.learner.loader_seen(batch, workers, length, loader.takes_planned_batch)
-        self._watch.loader_seen(changed)
+        self._watch.loader_seen(changed, loader.after_minibatch)
         if changed or self.learner.is_outdated:
             return True
         self._watch.loader_handled()

@@ -87,6 +87,7 @@ class _Running:
     planned_s: float = 0.0
     own_minibatch_s: float = 0.0
     began_s: float = 0.0
+    first_ended_s: float | None = None
     measured_before: int = 0
 
     @property
@@ -186,7 +187,7 @@ class TrainingWatch:
         assert self._running is not None, "a training has a mode"
         return self._running.mode
 
-    def loader_seen(self, changed: bool) -> None:
+    def loader_seen(self, changed: bool, after_minibatch: bool = False) -> None:
         """Note that the app has started to read from a loader, and that more may be known of its workload.
 
         The app may wait until `loader_handled`.
@@ -194,6 +195,7 @@ class TrainingWatch:
         Args:
             changed: whether this has changed the workload. If it changes during a training, the training has several
                 kinds of minibatches: it gives no observation, and no further mode is measured.
+            after_minibatch: whether the training's first minibatch has just ended.
 
         Raises:
             ModeNotAppliedError: the training's own mode cannot be restored after measurements.
@@ -201,6 +203,8 @@ class TrainingWatch:
         running = self._running
         assert running is not None, "a loader follows start"
         since_s = self._device.clock.now_s()
+        if after_minibatch and running.app.first_minibatch_observed:
+            running.first_ended_s = since_s
         if changed and (running.loader is not None or running.profiler is not None):
             running.unobservable = running.measurements_ended = True
             if running.profiler is not None:
@@ -459,9 +463,7 @@ class TrainingWatch:
         if is_rest and (not running.trained.is_length_known or left < _FEWEST_MINIBATCHES or lasted_s < MAX_SILENCE_S):
             _log.info("no observation: too little of the training was left after the measurements of other modes")
             return None
-        # The app does not report its first minibatch's time; it is known from the profile.
-        observed_first = running.app.first_minibatch_observed and not is_rest
-        first_s = first_minibatch_s(running.mode, running.trained.first_gcycles) if observed_first else 0.0
+        first_s = 0.0 if is_rest else self._first_s(running, part.since_s)
         # The warm-up is work of the CPU, so its power is not that of training.
         power_w = mean_power_w(trace, part.since_s + min(first_s, lasted_s / 2), ended_s)
         if power_w is None:
@@ -471,7 +473,24 @@ class TrainingWatch:
         if steady_s is None:
             _log.warning("no observation: warm-up may have taken half of the training or more")
             return None
-        return Observed(running.mode, steady_s * trained / epochs, power_w, running.shared is not None)
+        first_ended_s = running.first_ended_s
+        return Observed(
+            running.mode,
+            steady_s * trained / epochs,
+            power_w,
+            running.shared is not None,
+            None if first_ended_s is None else first_ended_s - running.began_s,
+        )
+
+    @staticmethod
+    def _first_s(running: _Running, since_s: float) -> float:
+        """Return the seconds since a time in which the training's first minibatch, with its warm-up, was trained."""
+        if not running.app.first_minibatch_observed:
+            return 0.0
+        if running.first_ended_s is not None:
+            return max(0.0, running.first_ended_s - since_s)
+        # The app has not reported when it ended; its time is known from the profile.
+        return first_minibatch_s(running.mode, running.trained.first_gcycles)
 
     def abandon(self) -> None:
         """Stop the training without an observation, and park."""

@@ -89,8 +89,13 @@ class AgentTraining:
             deadline.stop()
         return deadline
 
-    def report_loader(self, loader: Iterable[object]) -> None:
-        """Report the batch size, workers and length of the app's data loader to the agent."""
+    def report_loader(self, loader: Iterable[object], after_minibatch: bool = False) -> None:
+        """Report the batch size, workers and length of the app's data loader to the agent.
+
+        Args:
+            loader: yields the app's minibatches.
+            after_minibatch: whether the first of them has just been trained.
+        """
         if self._protocol_minor < 1 or self._has_reported_loader or self._is_finished:
             return
         seen = facts_of(loader)
@@ -100,6 +105,7 @@ class AgentTraining:
                 if not seen.HasField("batch"):
                     seen.batch = self.taken_batch
                 seen.takes_planned_batch = seen.batch == self.taken_batch
+            seen.after_minibatch = after_minibatch
             self._requests.put(local_pb2.TrainRequest(loader=seen))
 
     @property

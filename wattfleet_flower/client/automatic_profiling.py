@@ -126,14 +126,16 @@ def _counted_steps() -> Iterator[None]:
 def _measured_from_first_step(
     loader: DataLoader[Any], batches: Iterator[Any], training: AgentTraining
 ) -> Iterator[Any]:
-    steps_before = training.optimizer_steps
+    steps_before, batches_seen = training.optimizer_steps, 0
     for batch in batches:
         yield batch
+        batches_seen += 1
         if training.optimizer_steps > steps_before:
             break
     else:
         return
-    training.report_loader(loader)
+    # With several minibatches in a step (gradient accumulation), the first one ended earlier.
+    training.report_loader(loader, after_minibatch=batches_seen == 1)
     length = length_of(loader)
     least = _LEAST_MINIBATCHES if training.measures_over_passes else _LEAST_MINIBATCHES_BEFORE
     if length is not None and length < least:

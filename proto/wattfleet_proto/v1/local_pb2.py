@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ewattfleet_proto/v1/local.proto\x12\x0cwattfleet.v1\"\xd9\x01\n\x0cTrainRequest\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.wattfleet.v1.StartTrainingH\x00\x12.\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1c.wattfleet.v1.FinishTrainingH\x00\x12\x37\n\x0bminibatches\x18\x03 \x01(\x0b\x32 .wattfleet.v1.MinibatchesTrainedH\x00\x12*\n\x06loader\x18\x04 \x01(\x0b\x32\x18.wattfleet.v1.LoaderSeenH\x00\x42\x06\n\x04\x62ody\"C\n\rStartTraining\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x03 \x01(\x01\"\xb5\x01\n\nLoaderSeen\x12\x12\n\x05\x62\x61tch\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0eloader_workers\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\"\n\x15minibatches_per_epoch\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x13takes_planned_batch\x18\x04 \x01(\x08\x42\x08\n\x06_batchB\x11\n\x0f_loader_workersB\x18\n\x16_minibatches_per_epoch\"m\n\x12MinibatchesTrained\x12\x31\n\x0bminibatches\x18\x01 \x03(\x0b\x32\x1c.wattfleet.v1.MinibatchTimes\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x14\n\x0cis_pass_over\x18\x03 \x01(\x08\"<\n\x0eMinibatchTimes\x12\x16\n\x0e\x66\x65tch_stall_ms\x18\x01 \x01(\x01\x12\x12\n\ncompute_ms\x18\x02 \x01(\x01\"d\n\x0e\x46inishTraining\x12\x0e\n\x06\x66\x61iled\x18\x01 \x01(\x08\x12\x18\n\x0b\x65pochs_done\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10is_out_of_memory\x18\x03 \x01(\x08\x42\x0e\n\x0c_epochs_done\"\xda\x01\n\rTrainResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.wattfleet.v1.TrainingStartedH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.wattfleet.v1.TrainingFinishedH\x00\x12/\n\x05noted\x18\x03 \x01(\x0b\x32\x1e.wattfleet.v1.MinibatchesNotedH\x00\x12*\n\x04stop\x18\x04 \x01(\x0b\x32\x1a.wattfleet.v1.StopTrainingH\x00\x42\x06\n\x04\x62ody\"\x1e\n\x0cStopTraining\x12\x0e\n\x06reason\x18\x01 \x01(\t\")\n\x0fTrainingStarted\x12\x16\n\x0eprotocol_minor\x18\x01 \x01(\r\"%\n\x10MinibatchesNoted\x12\x11\n\tmeasuring\x18\x01 \x01(\x08\"V\n\x10TrainingFinished\x12\x14\n\x07\x65poch_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07power_w\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_epoch_sB\n\n\x08_power_w\"\x15\n\x13ShowTrainingRequest\"C\n\x14ShowTrainingResponse\x12+\n\x08training\x18\x01 \x01(\x0b\x32\x19.wattfleet.v1.TrainingNow\"K\n\x0bTrainingNow\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x11\n\trunning_s\x18\x02 \x01(\x01\x12\x0b\n\x03uid\x18\x03 \x01(\r\x12\x0b\n\x03pid\x18\x04 \x01(\r\"\x12\n\x10GetDeviceRequest\"&\n\x11GetDeviceResponse\x12\x11\n\tdevice_id\x18\x01 \x01(\t2\xfe\x01\n\x11LocalAgentService\x12\x44\n\x05Train\x12\x1a.wattfleet.v1.TrainRequest\x1a\x1b.wattfleet.v1.TrainResponse(\x01\x30\x01\x12U\n\x0cShowTraining\x12!.wattfleet.v1.ShowTrainingRequest\x1a\".wattfleet.v1.ShowTrainingResponse\x12L\n\tGetDevice\x12\x1e.wattfleet.v1.GetDeviceRequest\x1a\x1f.wattfleet.v1.GetDeviceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ewattfleet_proto/v1/local.proto\x12\x0cwattfleet.v1\"\xd9\x01\n\x0cTrainRequest\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.wattfleet.v1.StartTrainingH\x00\x12.\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1c.wattfleet.v1.FinishTrainingH\x00\x12\x37\n\x0bminibatches\x18\x03 \x01(\x0b\x32 .wattfleet.v1.MinibatchesTrainedH\x00\x12*\n\x06loader\x18\x04 \x01(\x0b\x32\x18.wattfleet.v1.LoaderSeenH\x00\x42\x06\n\x04\x62ody\"C\n\rStartTraining\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x03 \x01(\x01\"\xce\x01\n\nLoaderSeen\x12\x12\n\x05\x62\x61tch\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0eloader_workers\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\"\n\x15minibatches_per_epoch\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x13takes_planned_batch\x18\x04 \x01(\x08\x12\x17\n\x0f\x61\x66ter_minibatch\x18\x05 \x01(\x08\x42\x08\n\x06_batchB\x11\n\x0f_loader_workersB\x18\n\x16_minibatches_per_epoch\"m\n\x12MinibatchesTrained\x12\x31\n\x0bminibatches\x18\x01 \x03(\x0b\x32\x1c.wattfleet.v1.MinibatchTimes\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x14\n\x0cis_pass_over\x18\x03 \x01(\x08\"<\n\x0eMinibatchTimes\x12\x16\n\x0e\x66\x65tch_stall_ms\x18\x01 \x01(\x01\x12\x12\n\ncompute_ms\x18\x02 \x01(\x01\"d\n\x0e\x46inishTraining\x12\x0e\n\x06\x66\x61iled\x18\x01 \x01(\x08\x12\x18\n\x0b\x65pochs_done\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10is_out_of_memory\x18\x03 \x01(\x08\x42\x0e\n\x0c_epochs_done\"\xda\x01\n\rTrainResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.wattfleet.v1.TrainingStartedH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.wattfleet.v1.TrainingFinishedH\x00\x12/\n\x05noted\x18\x03 \x01(\x0b\x32\x1e.wattfleet.v1.MinibatchesNotedH\x00\x12*\n\x04stop\x18\x04 \x01(\x0b\x32\x1a.wattfleet.v1.StopTrainingH\x00\x42\x06\n\x04\x62ody\"\x1e\n\x0cStopTraining\x12\x0e\n\x06reason\x18\x01 \x01(\t\")\n\x0fTrainingStarted\x12\x16\n\x0eprotocol_minor\x18\x01 \x01(\r\"%\n\x10MinibatchesNoted\x12\x11\n\tmeasuring\x18\x01 \x01(\x08\"V\n\x10TrainingFinished\x12\x14\n\x07\x65poch_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07power_w\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_epoch_sB\n\n\x08_power_w\"\x15\n\x13ShowTrainingRequest\"C\n\x14ShowTrainingResponse\x12+\n\x08training\x18\x01 \x01(\x0b\x32\x19.wattfleet.v1.TrainingNow\"K\n\x0bTrainingNow\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x11\n\trunning_s\x18\x02 \x01(\x01\x12\x0b\n\x03uid\x18\x03 \x01(\r\x12\x0b\n\x03pid\x18\x04 \x01(\r\"\x12\n\x10GetDeviceRequest\"&\n\x11GetDeviceResponse\x12\x11\n\tdevice_id\x18\x01 \x01(\t2\xfe\x01\n\x11LocalAgentService\x12\x44\n\x05Train\x12\x1a.wattfleet.v1.TrainRequest\x1a\x1b.wattfleet.v1.TrainResponse(\x01\x30\x01\x12U\n\x0cShowTraining\x12!.wattfleet.v1.ShowTrainingRequest\x1a\".wattfleet.v1.ShowTrainingResponse\x12L\n\tGetDevice\x12\x1e.wattfleet.v1.GetDeviceRequest\x1a\x1f.wattfleet.v1.GetDeviceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,33 +36,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STARTTRAINING']._serialized_start=268
   _globals['_STARTTRAINING']._serialized_end=335
   _globals['_LOADERSEEN']._serialized_start=338
-  _globals['_LOADERSEEN']._serialized_end=519
-  _globals['_MINIBATCHESTRAINED']._serialized_start=521
-  _globals['_MINIBATCHESTRAINED']._serialized_end=630
-  _globals['_MINIBATCHTIMES']._serialized_start=632
-  _globals['_MINIBATCHTIMES']._serialized_end=692
-  _globals['_FINISHTRAINING']._serialized_start=694
-  _globals['_FINISHTRAINING']._serialized_end=794
-  _globals['_TRAINRESPONSE']._serialized_start=797
-  _globals['_TRAINRESPONSE']._serialized_end=1015
-  _globals['_STOPTRAINING']._serialized_start=1017
-  _globals['_STOPTRAINING']._serialized_end=1047
-  _globals['_TRAININGSTARTED']._serialized_start=1049
-  _globals['_TRAININGSTARTED']._serialized_end=1090
-  _globals['_MINIBATCHESNOTED']._serialized_start=1092
-  _globals['_MINIBATCHESNOTED']._serialized_end=1129
-  _globals['_TRAININGFINISHED']._serialized_start=1131
-  _globals['_TRAININGFINISHED']._serialized_end=1217
-  _globals['_SHOWTRAININGREQUEST']._serialized_start=1219
-  _globals['_SHOWTRAININGREQUEST']._serialized_end=1240
-  _globals['_SHOWTRAININGRESPONSE']._serialized_start=1242
-  _globals['_SHOWTRAININGRESPONSE']._serialized_end=1309
-  _globals['_TRAININGNOW']._serialized_start=1311
-  _globals['_TRAININGNOW']._serialized_end=1386
-  _globals['_GETDEVICEREQUEST']._serialized_start=1388
-  _globals['_GETDEVICEREQUEST']._serialized_end=1406
-  _globals['_GETDEVICERESPONSE']._serialized_start=1408
-  _globals['_GETDEVICERESPONSE']._serialized_end=1446
-  _globals['_LOCALAGENTSERVICE']._serialized_start=1449
-  _globals['_LOCALAGENTSERVICE']._serialized_end=1703
+  _globals['_LOADERSEEN']._serialized_end=544
+  _globals['_MINIBATCHESTRAINED']._serialized_start=546
+  _globals['_MINIBATCHESTRAINED']._serialized_end=655
+  _globals['_MINIBATCHTIMES']._serialized_start=657
+  _globals['_MINIBATCHTIMES']._serialized_end=717
+  _globals['_FINISHTRAINING']._serialized_start=719
+  _globals['_FINISHTRAINING']._serialized_end=819
+  _globals['_TRAINRESPONSE']._serialized_start=822
+  _globals['_TRAINRESPONSE']._serialized_end=1040
+  _globals['_STOPTRAINING']._serialized_start=1042
+  _globals['_STOPTRAINING']._serialized_end=1072
+  _globals['_TRAININGSTARTED']._serialized_start=1074
+  _globals['_TRAININGSTARTED']._serialized_end=1115
+  _globals['_MINIBATCHESNOTED']._serialized_start=1117
+  _globals['_MINIBATCHESNOTED']._serialized_end=1154
+  _globals['_TRAININGFINISHED']._serialized_start=1156
+  _globals['_TRAININGFINISHED']._serialized_end=1242
+  _globals['_SHOWTRAININGREQUEST']._serialized_start=1244
+  _globals['_SHOWTRAININGREQUEST']._serialized_end=1265
+  _globals['_SHOWTRAININGRESPONSE']._serialized_start=1267
+  _globals['_SHOWTRAININGRESPONSE']._serialized_end=1334
+  _globals['_TRAININGNOW']._serialized_start=1336
+  _globals['_TRAININGNOW']._serialized_end=1411
+  _globals['_GETDEVICEREQUEST']._serialized_start=1413
+  _globals['_GETDEVICEREQUEST']._serialized_end=1431
+  _globals['_GETDEVICERESPONSE']._serialized_start=1433
+  _globals['_GETDEVICERESPONSE']._serialized_end=1471
+  _globals['_LOCALAGENTSERVICE']._serialized_start=1474
+  _globals['_LOCALAGENTSERVICE']._serialized_end=1728
 # @@protoc_insertion_point(module_scope)

@@ -91,6 +91,7 @@ class LoaderSeen(_message.Message):
     LOADER_WORKERS_FIELD_NUMBER: _builtins.int
     MINIBATCHES_PER_EPOCH_FIELD_NUMBER: _builtins.int
     TAKES_PLANNED_BATCH_FIELD_NUMBER: _builtins.int
+    AFTER_MINIBATCH_FIELD_NUMBER: _builtins.int
     batch: _builtins.int
     """samples in a batch"""
     loader_workers: _builtins.int
@@ -99,6 +100,8 @@ class LoaderSeen(_message.Message):
     """the loader's length"""
     takes_planned_batch: _builtins.bool
     """The app has asked which batch its plan has chosen, and trains with it. From protocol 2.3 on."""
+    after_minibatch: _builtins.bool
+    """The training's first minibatch has just ended, so that its warm-up is known. False if the app reports earlier."""
     def __init__(
         self,
         *,
@@ -106,10 +109,11 @@ class LoaderSeen(_message.Message):
         loader_workers: _builtins.int | None = ...,
         minibatches_per_epoch: _builtins.int | None = ...,
         takes_planned_batch: _builtins.bool = ...,
+        after_minibatch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_batch", b"_batch", "_loader_workers", b"_loader_workers", "_minibatches_per_epoch", b"_minibatches_per_epoch", "batch", b"batch", "loader_workers", b"loader_workers", "minibatches_per_epoch", b"minibatches_per_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch", b"_batch", "_loader_workers", b"_loader_workers", "_minibatches_per_epoch", b"_minibatches_per_epoch", "batch", b"batch", "loader_workers", b"loader_workers", "minibatches_per_epoch", b"minibatches_per_epoch", "takes_planned_batch", b"takes_planned_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch", b"_batch", "_loader_workers", b"_loader_workers", "_minibatches_per_epoch", b"_minibatches_per_epoch", "after_minibatch", b"after_minibatch", "batch", b"batch", "loader_workers", b"loader_workers", "minibatches_per_epoch", b"minibatches_per_epoch", "takes_planned_batch", b"takes_planned_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch: _TypeAlias = _typing.Literal["batch"]  # noqa: Y015
     _WhichOneofArgType__batch: _TypeAlias = _typing.Literal["_batch", b"_batch"]  # noqa: Y015

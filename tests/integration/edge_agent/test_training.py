@@ -55,6 +55,24 @@ def test_the_observation_matches_the_boards_true_figures(board: VirtualBoard, wa
     assert board.current_mode() == parked_mode(board)
 
 
+@pytest.mark.parametrize("after_minibatch", [True, False])
+def test_the_time_until_the_first_minibatch_has_ended_is_no_part_of_the_pace(after_minibatch: bool) -> None:
+    board = RealTimeBoard()
+    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    watch.start(Trained(101), MODE, epochs=1, power_limit_w=30)
+    board.clock.sleep_s(8.0)  # the app prepares, and trains its first minibatch
+    watch.loader_seen(changed=False, after_minibatch=after_minibatch)
+    watch.loader_handled()
+    board.clock.sleep_s(100 * 0.2)
+    observed = watch.finish()
+    assert observed is not None
+    if after_minibatch:
+        assert observed.epoch_s == pytest.approx(101 * 0.2)
+        assert observed.first_minibatch_s == pytest.approx(8.0)
+    else:
+        assert observed.epoch_s == pytest.approx(28.0) and observed.first_minibatch_s is None
+
+
 def test_a_failed_training_parks_without_an_observation(board: VirtualBoard, watch: TrainingWatch) -> None:
     watch.start(TRAINED, MODE, epochs=1, power_limit_w=60)
     watch.abandon()

@@ -90,6 +90,7 @@ def test_a_loop_over_a_dataloader_is_profiled_from_its_first_step(agent: Recordi
     assert [report.paused for report in agent.reports] == [False] * BATCHES + [True]
     [seen] = agent.loaders
     assert (seen.batch, seen.loader_workers, seen.minibatches_per_epoch) == (BATCH, 0, BATCHES)
+    assert seen.after_minibatch
 
 
 def test_a_loader_too_short_to_measure_a_mode_is_seen_but_not_profiled(agent: RecordingAgent) -> None:

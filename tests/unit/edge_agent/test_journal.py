@@ -225,6 +225,15 @@ def test_the_newest_of_a_mode_counts_measured_or_shown_by_a_round(path):
         assert len(journal.records) == 2
 
 
+def test_the_warm_up_is_known_from_a_measurement_or_a_round(path):
+    with Journal.open(path, HEADER) as journal:
+        journal.append(RoundRecord(MODE, 400.0, 13_500.0))
+        assert journal.first_gcycles == 0
+        journal.append(RoundRecord(MODE, 400.0, 13_500.0, first_minibatch_ms=3_000.0))
+    with Journal.open(path, HEADER) as journal:
+        assert journal.first_gcycles == pytest.approx(3.0 * MODE.cpu_khz / 1e6)
+
+
 def test_before_a_renewal_nothing_counts_and_nothing_is_lost(path):
     before = written(path)
     with Journal.open(path, HEADER) as journal:
@@ -254,6 +263,8 @@ def test_figures_that_cannot_be_learnt_from_make_no_record(name, value):
 def test_what_else_a_record_tells_is_finite_too(name, value):
     with pytest.raises(InvalidInputError, match=name):
         replace(RECORDS[0], **{name: value})
+    with pytest.raises(InvalidInputError, match="first_minibatch_ms"):
+        RoundRecord(MODE, 400.0, 13_500.0, first_minibatch_ms=value)
 
 
 @pytest.mark.parametrize("kind", ["mode", "round"])
