@@ -170,6 +170,7 @@ class _Trained:
     paced: Workload
     first_gcycles: float = 0.0
     is_length_known: bool = True
+    profiled_modes: int = 0
 
     def predicted_minibatch_s(self, mode: PowerMode) -> NoReturn:
         raise AssertionError("no app reports minibatches here")

@@ -28,6 +28,11 @@ class TrainedWorkload(Protocol):
         ...
 
     @property
+    def profiled_modes(self) -> int:
+        """Number of modes measured so far."""
+        ...
+
+    @property
     def first_gcycles(self) -> float:
         """CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown."""
         ...

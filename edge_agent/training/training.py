@@ -28,7 +28,9 @@ _log = logging.getLogger(__name__)
 _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
 # After this share of a training, no further mode is measured, so that the training's own mode is observed.
 _MEASURING_SHARE = 0.5
-# Measurements end when they are expected to make the round longer by this share of its planned time.
+# A device that has measured fewer modes than this may make a round longer by this share of its planned time.
+_FEW_MODES, _LEARNING_SHARE = 5, 0.25
+# Measurements end when they are expected to make a round longer than that by this share of its planned time.
 _OVERTIME_SHARE = 0.05
 # A shorter part of a training after measurements shows too little of the assigned mode.
 _FEWEST_MINIBATCHES = 40
@@ -347,7 +349,9 @@ class TrainingWatch:
             return LONGEST_FACTOR * running.measuring.longest_s - lasted_s
         if not running.own_minibatch_s:
             return math.inf
-        return running.planned_s - lasted_s - max(0.0, minibatches - running.reported) * running.own_minibatch_s
+        learning = _LEARNING_SHARE if running.trained.profiled_modes < _FEW_MODES else 0.0
+        left_s = max(0.0, minibatches - running.reported) * running.own_minibatch_s
+        return (1 + learning) * running.planned_s - lasted_s - left_s
 
     def _measure(
         self,

@@ -25,6 +25,7 @@ class Trained:
     is_length_known: bool = True
     too_short: float = 0.0
     minibatch_s: float = 0.0
+    profiled_modes: int = 5
     spare_s: Callable[[], float] = lambda: math.inf
 
     def predicted_minibatch_s(self, mode: PowerMode) -> float:

@@ -155,7 +155,7 @@ async def test_the_page_only_reads(config: CoordinatorSettings) -> None:
     async with serving(config) as client:
 
         def post() -> str:
-            request = urllib.request.Request(f"http://{client.bound.page_address}/what-if", b"budget_w=1")
+            request = urllib.request.Request(f"http://{client.bound.page_address}/what-if", method="POST")
             with pytest.raises(urllib.error.HTTPError, match="405") as refused:
                 urllib.request.urlopen(request, timeout=_WITHIN_S)
             return refused.value.read().decode()

@@ -285,20 +285,24 @@ def test_nothing_more_is_measured_once_the_batch_changes_in_the_midst_of_a_train
 
 
 @pytest.mark.parametrize(
-    ("planned_s", "measures"),
+    ("planned_s", "profiled_modes", "measures"),
     [
-        (60.0, True),  # 500 minibatches of 0.1 s leave 10 s
-        (51.0, False),
-        (0.0, True),  # it is not known
+        (60.0, 5, True),  # 500 minibatches of 0.1 s leave 10 s
+        (51.0, 5, False),
+        (51.0, 4, True),  # too little is known: the round may become a quarter longer
+        (40.0, 4, False),
+        (0.0, 5, True),  # it is not known
     ],
 )
-def test_measuring_takes_only_the_time_that_the_round_leaves(tmp_path: Path, planned_s: float, measures: bool) -> None:
+def test_measuring_takes_only_the_time_that_the_round_leaves(
+    tmp_path: Path, planned_s: float, profiled_modes: int, measures: bool
+) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
-        watch.start(
-            measured_in_time(board, journal, extra_s=4.0), MODE, epochs=1, power_limit_w=30, planned_s=planned_s
-        )
+        trained = measured_in_time(board, journal, extra_s=4.0)
+        trained.profiled_modes = profiled_modes
+        watch.start(trained, MODE, epochs=1, power_limit_w=30, planned_s=planned_s)
         assert watch.minibatches_ended([], paused=False) is measures
         assert board.mode == (OTHER if measures else MODE)
 

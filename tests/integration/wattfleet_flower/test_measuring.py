@@ -247,7 +247,7 @@ def test_a_survey_has_an_end_however_many_devices_wait_for_watts() -> None:
     assert len(measurings(grid)) == len(set(measurings(grid))) == 40, "the others follow before later rounds"
 
 
-def test_an_app_that_trains_for_long_in_a_survey_trains_in_the_round_once_it_is_free() -> None:
+def test_an_app_that_is_long_in_a_survey_trains_in_the_round_once_it_is_free() -> None:
     # No node is free when the survey gives up waiting, so the plan waits for them.
     grid, strategy = GridOfNodes(fleet(**{each: {"train": trained, "takes_s": 400.0} for each in "abcd"})), Counting()
     planner = PlannerStub(nodes=dict(KNOWN), surveys=[["a", "b", "c", "d"]], duration_s=400.0)

@@ -125,7 +125,7 @@ def test_left_out_devices_measure_until_they_have_their_modes() -> None:
     assert measure(fleet_of_app(modes=50, length=80), survey_s=None) == []
 
 
-def test_devices_of_a_kind_that_measure_or_have_measured_count_even_if_they_are_not_requested() -> None:
+def test_devices_of_a_kind_that_measure_or_have_measured_count_unrequested_too() -> None:
     # An app requests only nodes that it has not asked in this survey yet.
     fleet = fleet_of_app(site_budget_w=10_000.0)
     for k in range(30):
@@ -289,7 +289,7 @@ def test_after_a_restart_the_watts_count_and_the_device_is_stopped() -> None:
     assert GivenUpTraining("orin", None) in again.rounds.grants.unstored.take()
 
 
-def test_after_a_restart_a_round_counts_that_was_planned_just_after_the_device_had_measured() -> None:
+def test_after_a_restart_a_round_counts_that_follows_a_measuring() -> None:
     fleet = fleet_of_app()
     measure(fleet, [ORIN_NODE])
     stored = fleet.rounds.grants.unstored.take()
