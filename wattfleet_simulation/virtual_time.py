@@ -1,14 +1,14 @@
 """A fleet's rounds in the boards' own time: how long they took, and what the whole site drew meanwhile.
 
 A simulated board's clock advances only while it works. All boards of a round begin at the same time, and a round ends
-with the slowest of them; meanwhile, all others idle. Rounds follow each other without gaps.
+with the slowest of them; meanwhile, all others idle, or measure until then. Rounds follow each other without gaps.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,12 +69,20 @@ def stretches(
     found: list[Stretch] = []
     for number, work, planned in rounds:
         begin_s = found[-1].end_s if found else 0.0
-        draws = [
-            draw
+        draws_of = {
+            device_id: list(_draws(begin_s, spans, planned.get(device_id, ()), idle_w[device_id]))
             for device_id, spans in work.items()
-            for draw in _draws(begin_s, spans, planned.get(device_id, ()), idle_w[device_id])
+        }
+        ends_s = {device_id: drawn[-1].end_s for device_id, drawn in draws_of.items() if drawn}
+        # The clock of a board that measures beside a round can be far ahead: on a real one, the round's end stops it.
+        of_round_s = [ends_s[device_id] for device_id in ends_s.keys() & planned.keys()]
+        end_s = max(of_round_s or ends_s.values(), default=begin_s)
+        draws = [
+            replace(draw, end_s=min(draw.end_s, end_s))
+            for drawn in draws_of.values()
+            for draw in drawn
+            if draw.begin_s < end_s
         ]
-        end_s = max((draw.end_s for draw in draws), default=begin_s)
         extra_j = sum(draw.extra_w * (draw.end_s - draw.begin_s) for draw in draws)
         found.append(Stretch(number, begin_s, end_s, sum(idle_w.values()) * (end_s - begin_s) + extra_j, draws))
     return found

@@ -383,7 +383,8 @@ class FlowerRuns:
         excluded = self._operator.exclusion_reasons([offer.device_id for offer in offers], workload)
         offers = [offer for offer in offers if offer.device_id not in excluded]
         if survey_s is None:
-            measuring = unmeasured_of(offers, modes)
+            rounds_s = [each.plan.duration_s for each in self._rounds.awaited() if each.run_id == run_id]
+            measuring = unmeasured_of(offers, modes, rounds_s)
         else:
             measuring = survey_of(offers, self._agents.devices, survey_s, self._measured(workload))
         offers = [offer for offer in offers if offer.device_id in measuring]

@@ -94,15 +94,18 @@ def survey_of(
     return found
 
 
-def unmeasured_of(offers: Sequence[Offer], modes: int) -> dict[str, Measuring]:
+def unmeasured_of(offers: Sequence[Offer], modes: int, rounds_s: Sequence[float]) -> dict[str, Measuring]:
     """The devices that have measured fewer modes than they should, and how many remain.
 
     Args:
         offers: the devices that may take part.
         modes: number of modes that each device should measure.
+        rounds_s: planned seconds of the run's rounds in progress. A device begins no measurement after the longest one,
+            with whose end it would be stopped.
     """
+    longest_s = max(rounds_s, default=_UNTIL_STOPPED_S)
     return {
-        offer.device_id: Measuring(modes - offer.profiled_modes, _UNTIL_STOPPED_S)
+        offer.device_id: Measuring(modes - offer.profiled_modes, longest_s)
         for offer in offers
         if offer.profiled_modes < modes
     }

@@ -122,7 +122,16 @@ def test_left_out_devices_measure_until_they_have_their_modes() -> None:
     fleet = fleet_of_app(modes=49, length=80)
     request = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, None)
     assert {each.modes for each in request.measuring.values()} == {1}
+    assert {each.longest_s for each in request.measuring.values()} == {24 * 3600.0}
     assert measure(fleet_of_app(modes=50, length=80), survey_s=None) == []
+
+
+def test_left_out_devices_begin_no_measurement_after_the_planned_end_of_the_round() -> None:
+    fleet = fleet_of_app(modes=5, length=80)
+    record = fleet.flower.plan(RUN, 1, NODES, 1.0)
+    request = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, None)
+    [left_out] = {"orin", "nano"} - record.nodes.keys()
+    assert {each: limits.longest_s for each, limits in request.measuring.items()} == {left_out: record.plan.duration_s}
 
 
 def test_devices_of_a_kind_that_measure_or_have_measured_count_unrequested_too() -> None:

@@ -34,6 +34,17 @@ def test_a_round_ends_with_its_slowest_board_and_the_others_idle_until_then() ->
     assert second.energy_j == pytest.approx(20 * (5 + 13 + 2))
 
 
+def test_boards_that_measure_beside_a_round_end_with_it() -> None:
+    beside = {**FIRST, "idle": [span(0, 8, OTHER, 5), span(8, 500, OTHER, 5), span(500, 900, OTHER, 5)]}
+    first, second = stretches([(1, beside, PLANNED), (2, SECOND, PLANNED)], IDLE_W)
+    assert (first.end_s, second.end_s) == (10.0, 30.0)
+    assert [(draw.begin_s, draw.end_s) for draw in first.draws[-2:]] == [(0.0, 8.0), (8.0, 10.0)]
+    a_j, b_j, beside_j = 4 * 15 + 6 * 25, 4 * 13 + 6 * 3, 10 * 5
+    assert first.energy_j == pytest.approx(a_j + b_j + beside_j)
+    [survey] = stretches([(0, {"idle": beside["idle"]}, {})], IDLE_W)
+    assert survey.end_s == 900.0, "nobody trains meanwhile"
+
+
 def test_other_modes_than_the_planned_one_are_measured() -> None:
     first, nobody_planned = stretches([(1, FIRST, PLANNED), (2, SECOND, {})], IDLE_W)
     assert [(draw.begin_s, draw.end_s, draw.extra_w, draw.kind) for draw in first.draws] == [
