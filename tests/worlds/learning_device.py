@@ -54,7 +54,7 @@ class Knobs:
         self.is_lowered = False
         self.reassign(mode, power_limit_w)
 
-    def loader_seen(self, changed: bool) -> None:
+    def loader_seen(self, changed: bool, after_minibatch: bool = False) -> None:
         pass
 
     def loader_handled(self, app_has_finished: bool = False) -> None:
