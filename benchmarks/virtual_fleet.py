@@ -258,20 +258,6 @@ class _Stream:
         self._serving.cancel()
 
 
-class _RefusedCall(grpc.RpcError):
-    """A refused call, as gRPC raises it."""
-
-    def __init__(self, status: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self._status, self._details = status, details
-
-    def code(self) -> grpc.StatusCode:
-        return self._status
-
-    def details(self) -> str:
-        return self._details
-
-
 @dataclass(frozen=True)
 class Call:
     """A call of the planning service.
@@ -317,7 +303,8 @@ class Planner:
                 serve = getattr(self._servicer, method)
                 answer = self._loop.run_until_complete(serve(_copied(request), self._context))
             except WattfleetError as error:
-                raise _RefusedCall(status_of(error, STATUS), str(error)) from None
+                none = grpc.aio.Metadata()
+                raise grpc.aio.AioRpcError(status_of(error, STATUS), none, none, str(error), "") from None
             self.calls.append(Call(method, began_s, self._loop.time(), request, answer))
             return _copied(answer)
 

@@ -11,9 +11,7 @@ from coordinator.state.records import DeviceRecord
 from coordinator.state.rounds.device_grant import Measuring
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance, Assignment, Offer, plan_measuring
-
-SURVEY_MODES = 5
-"""Modes that a device measures before a run's first plan; about as many as one fit chooses."""
+from wattfleet_proto.measuring_limits import SURVEY_MODES
 
 SURVEYED_OF_KIND = 8
 """Devices of each kind of board that measure before a run's first plan. The others only report their loader's facts,

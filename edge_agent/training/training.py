@@ -20,7 +20,7 @@ from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import first_minibatch_s, steady_minibatch_s
-from wattfleet_proto.measuring_limits import LONGEST_FACTOR
+from wattfleet_proto.measuring_limits import LONGEST_FACTOR, SURVEY_MODES
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
 # After this share of a training, no further mode is measured, so that the training's own mode is observed.
 _MEASURING_SHARE = 0.5
-# A device that has measured fewer modes than this may make a round longer by this share of its planned time.
-_FEW_MODES, _LEARNING_SHARE = 5, 0.25
+# A device that has measured fewer modes than a survey may make a round longer by this share of its planned time.
+_LEARNING_SHARE = 0.25
 # Measurements end when they are expected to make a round longer than that by this share of its planned time.
 _OVERTIME_SHARE = 0.05
 # A shorter part of a training after measurements shows too little of the assigned mode.
@@ -349,7 +349,7 @@ class TrainingWatch:
             return LONGEST_FACTOR * running.measuring.longest_s - lasted_s
         if not running.own_minibatch_s:
             return math.inf
-        learning = _LEARNING_SHARE if running.trained.profiled_modes < _FEW_MODES else 0.0
+        learning = _LEARNING_SHARE if running.trained.profiled_modes < SURVEY_MODES else 0.0
         left_s = max(0.0, minibatches - running.reported) * running.own_minibatch_s
         return (1 + learning) * running.planned_s - lasted_s - left_s
 

@@ -58,6 +58,11 @@ def fleet(**changes: Any) -> dict[int, Node]:
     return nodes
 
 
+def unsurveyed(strategy: Any, planner: PlannerStub, clock: Any, **options: Any) -> PowerAware:
+    """A strategy whose devices measure only within rounds: most tests are not about measuring."""
+    return PowerAware(strategy, planner, clock=clock, **{"survey_s": None, "measures_left_out": False, **options})
+
+
 def run(
     grid: GridOfNodes,
     planner: PlannerStub,
@@ -66,10 +71,7 @@ def run(
     timeout: float = 3600,
     **options: Any,
 ) -> Result:
-    strategy = strategy or FedAvg(fraction_evaluate=0.0)
-    # Most tests are not about measuring.
-    options = {"survey_s": None, "measures_left_out": False, **options}
-    wrapped = PowerAware(strategy, planner, clock=grid.clock, **options)
+    wrapped = unsurveyed(strategy or FedAvg(fraction_evaluate=0.0), planner, grid.clock, **options)
     return wrapped.start(grid, ARRAYS, num_rounds=rounds, timeout=timeout)
 
 

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, RecordingClock, raised, trained
-from tests.fakes.power_aware_runs import ARRAYS, KNOWN, A, B, C, D, WarningLog, fleet, run
+from tests.fakes.power_aware_runs import ARRAYS, KNOWN, A, B, C, D, WarningLog, fleet, run, unsurveyed
 from wattfleet_flower import FedBuff, PlanningError, PowerAware
 from wattfleet_proto.assignment import RECORD_KEY
 
@@ -53,9 +53,7 @@ def test_by_default_no_device_trains_until_the_coordinator_is_back(warnings: War
     planner = PlannerStub(chosen=["b", "d"], nodes=dict(KNOWN))
     grid = GridOfNodes(fleet(), ClockOfOutage(planner, 3600.0))
     lost_in_round(grid, planner, 1)
-    result = PowerAware(
-        FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, survey_s=None, measures_left_out=False
-    ).start(grid, ARRAYS, num_rounds=3)
+    result = unsurveyed(FedAvg(fraction_evaluate=0.0), planner, grid.clock).start(grid, ARRAYS, num_rounds=3)
     assert result.arrays
     assert trainings_by_round(grid) == {1: 2, 2: 2, 3: 2}, "only what the coordinator planned"
     told = [method for method, _ in planner.calls if method != "ResolveNodes"]
@@ -104,9 +102,7 @@ def test_a_run_that_shall_stop_does_not_start_without_a_coordinator() -> None:
         evaluated.append(server_round)
         return MetricRecord({"accuracy": 0.5})
 
-    strategy = PowerAware(
-        FedAvg(), planner, clock=grid.clock, on_coordinator_away="stop", survey_s=None, measures_left_out=False
-    )
+    strategy = unsurveyed(FedAvg(), planner, grid.clock, on_coordinator_away="stop")
     with pytest.raises(PlanningError, match="does not answer"):
         strategy.start(grid, ARRAYS, num_rounds=1, evaluate_fn=evaluate)
     assert not grid.sent and not evaluated
@@ -117,15 +113,7 @@ def test_a_run_that_shall_stop_does_not_start_without_a_coordinator() -> None:
 
 def unplanned(grid: GridOfNodes, planner: PlannerStub, rounds: int, **options: Any) -> Any:
     strategy = options.pop("strategy", None) or FedAvg(fraction_evaluate=0.0)
-    wrapped = PowerAware(
-        strategy,
-        planner,
-        clock=grid.clock,
-        on_coordinator_away="unplanned",
-        **options,
-        survey_s=None,
-        measures_left_out=False,
-    )
+    wrapped = unsurveyed(strategy, planner, grid.clock, on_coordinator_away="unplanned", **options)
     return wrapped.start(grid, ARRAYS, num_rounds=rounds)
 
 
@@ -201,14 +189,7 @@ def test_rounds_without_a_plan_are_reported_when_the_coordinator_is_back() -> No
     planner = PlannerStub(nodes=dict(KNOWN))
     grid = GridOfNodes(fleet(c={"train": raised}), ClockOfOutage(planner, 13.0))
     lost_in_round(grid, planner, 1)
-    strategy = PowerAware(
-        FedAvg(fraction_evaluate=0.0),
-        planner,
-        clock=grid.clock,
-        on_coordinator_away="unplanned",
-        survey_s=None,
-        measures_left_out=False,
-    )
+    strategy = unsurveyed(FedAvg(fraction_evaluate=0.0), planner, grid.clock, on_coordinator_away="unplanned")
     strategy.start(grid, ARRAYS, num_rounds=4, evaluate_fn=lambda number, _: MetricRecord({"accuracy": 0.1 * number}))
     told = [(method, request) for method, request in planner.calls if method != "ResolveNodes"]
     assert [method for method, _ in told] == [
@@ -252,9 +233,7 @@ def test_a_round_that_began_without_any_coordinator_is_reported_by_node() -> Non
 
 
 def buffered(grid: GridOfNodes, planner: PlannerStub, steps: int, timeout: float, **options: Any) -> Any:
-    wrapped = PowerAware(
-        FedBuff(2, clock=grid.clock), planner, clock=grid.clock, **options, survey_s=None, measures_left_out=False
-    )
+    wrapped = unsurveyed(FedBuff(2, clock=grid.clock), planner, grid.clock, **options)
     return wrapped.start(
         grid, ARRAYS, num_rounds=steps, timeout=timeout, evaluate_fn=lambda *_: MetricRecord({"accuracy": 0.5})
     )

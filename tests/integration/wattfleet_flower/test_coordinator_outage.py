@@ -16,7 +16,7 @@ from tests.fakes.flower_in_process import (
     StatusError,
     trained,
 )
-from tests.fakes.power_aware_runs import ARRAYS, KNOWN, B, WarningLog, fleet, run
+from tests.fakes.power_aware_runs import ARRAYS, KNOWN, B, WarningLog, fleet, run, unsurveyed
 from wattfleet_flower import FedBuff, PlanningError, PowerAware
 from wattfleet_proto.assignment import RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2
@@ -42,14 +42,7 @@ def test_the_plain_strategy_does_not_wait_for_missing_nodes(warnings: WarningLog
 
 def test_a_coordinator_that_is_back_plans_again_and_gets_pending_reports(warnings: WarningLog) -> None:
     grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"])
-    strategy = PowerAware(
-        FedAvg(fraction_evaluate=0.0),
-        planner,
-        clock=grid.clock,
-        on_coordinator_away="unplanned",
-        survey_s=None,
-        measures_left_out=False,
-    )
+    strategy = unsurveyed(FedAvg(fraction_evaluate=0.0), planner, grid.clock, on_coordinator_away="unplanned")
     away = {1: True, 2: False}
 
     def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -72,14 +65,7 @@ def test_a_coordinator_lost_during_a_round_gets_its_results_later() -> None:
         return trained(message)
 
     grid.nodes[B].train = train
-    strategy = PowerAware(
-        FedAvg(fraction_evaluate=0.0),
-        planner,
-        clock=grid.clock,
-        on_coordinator_away="unplanned",
-        survey_s=None,
-        measures_left_out=False,
-    )
+    strategy = unsurveyed(FedAvg(fraction_evaluate=0.0), planner, grid.clock, on_coordinator_away="unplanned")
     strategy.start(grid, ARRAYS, num_rounds=3)
     assert [request.round for request in planner.asked("PlanRound")] == [1, 3], "the second round is not planned"
     told = [request.plan_id.split("/")[1] for request in planner.asked("FinishRound")]
@@ -114,7 +100,7 @@ def test_reports_wait_in_order_while_the_coordinators_disk_is_full(rounds: int, 
 
     grid.nodes[B].train = train
     clock = FullFor(grid.clock, planner, 20.0)
-    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=clock, survey_s=None, measures_left_out=False)
+    strategy = unsurveyed(FedAvg(fraction_evaluate=0.0), planner, clock)
     strategy.start(grid, ARRAYS, num_rounds=rounds, evaluate_fn=lambda number, arrays: MetricRecord({"accuracy": 0.1}))
     round_by_round = ["PlanRound", "FinishRound", "ReportMetrics"]
     told = [method for method, _ in planner.calls if method != "ResolveNodes"]
@@ -152,9 +138,7 @@ def test_nodes_that_a_restored_coordinator_does_not_know_are_bound_again() -> No
             planner.nodes.clear()
         return MetricRecord({"accuracy": 0.1})
 
-    strategy = PowerAware(
-        FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, survey_s=None, measures_left_out=False
-    )
+    strategy = unsurveyed(FedAvg(fraction_evaluate=0.0), planner, grid.clock)
     strategy.start(grid, ARRAYS, num_rounds=2, evaluate_fn=restored)
     assert planner.nodes == KNOWN
     assert len(grid.trainings()) == 2 * len(KNOWN)
@@ -163,9 +147,7 @@ def test_nodes_that_a_restored_coordinator_does_not_know_are_bound_again() -> No
 
 def test_an_app_that_configures_rounds_after_its_run_starts_it_again() -> None:
     grid, planner = GridOfNodes(fleet()), PlannerStub()
-    strategy = PowerAware(
-        FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, survey_s=None, measures_left_out=False
-    )
+    strategy = unsurveyed(FedAvg(fraction_evaluate=0.0), planner, grid.clock)
     strategy.start(grid, ARRAYS, num_rounds=1)
     assert list(strategy.configure_train(2, ARRAYS, ConfigRecord(), grid))
     assert [method for method, _ in planner.calls if method != "ResolveNodes"][-3:] == [

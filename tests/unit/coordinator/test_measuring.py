@@ -19,7 +19,7 @@ from coordinator.services.planning import PlanningServicer
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
-from coordinator.state.measuring import SURVEY_MODES, SURVEYED_OF_KIND
+from coordinator.state.measuring import SURVEYED_OF_KIND
 from coordinator.state.preview import RoundPreview
 from coordinator.state.records import StoredRecord
 from coordinator.state.stored_grants import GivenUpTraining, StoredGrants
@@ -33,6 +33,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
 from wattfleet.planning.policies import FastestK
 from wattfleet_proto.device_state import DeviceState, GrantPhase
+from wattfleet_proto.measuring_limits import SURVEY_MODES
 from wattfleet_proto.v1 import planning_pb2
 
 APP = Workload("digits")
