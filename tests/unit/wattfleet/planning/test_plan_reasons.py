@@ -29,6 +29,8 @@ from wattfleet.planning import History, Offer, RoundPlan
 from wattfleet.planning.policies import AllDevices, Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
 
 LEAST_MAKESPAN = r"the device with the least makespan|among the \d devices with the least makespan"
+NOT_YET = "it has not trained in this run yet, and each device trains within its first rounds"
+
 SELECTION_REASONS: Mapping[type[Policy], str] = {
     FastestK: LEAST_MAKESPAN,
     AllDevices: LEAST_MAKESPAN,
@@ -37,7 +39,8 @@ SELECTION_REASONS: Mapping[type[Policy], str] = {
     RandomK: "drawn at random",
     Tiers: r"drawn from tier \d",
     Oort: "drawn for exploration|drawn for its high utility",
-    Progress: "in the set with the most progress per second",
+    Progress: f"in the set with the most progress per second|{NOT_YET}"
+    "|it finishes within the round with the watts that the others leave",
     Deadline: r"in the largest set that meets the deadline of \d+ s|the device with the least makespan"
     r"|in the most useful set that meets the deadline of \d+ s",
 }
@@ -53,7 +56,7 @@ def test_every_reason_is_true(fleet: Fleet, policy: Policy, history: History, ep
     points = points_of(plan, fleet)
     candidates = [offer for offer in able(fleet) if offer.device_id not in devices_with_reason(plan, "failed ")]
     by_id = {offer.device_id: offer for offer in fleet.offers}
-    priority = devices_with_reason(plan, "selected: with priority")
+    priority = devices_with_reason(plan, "selected: with priority") | devices_with_reason(plan, f"selected: {NOT_YET}")
     chosen_w = {device_id: planned_w(by_id[device_id], k) - by_id[device_id].idle_w for device_id, k in points.items()}
     [shortage] = {decision.reason.partition(" (")[2] for decision in plan.decisions if decision.selected}
     wanted = int(shortage.rpartition(" ")[2].rstrip(")")) if shortage else len(points)
@@ -81,7 +84,9 @@ def test_every_reason_is_true(fleet: Fleet, policy: Policy, history: History, ep
             reason, _, figures = decision.reason.removeprefix("selected: ").partition("; done within ")
             assert decision.reason.startswith("selected: ")
             assert re.fullmatch(SELECTION_REASONS[type(policy)], reason), reason
-            if number := re.match(r"among the (\d)", reason):
+            if reason == NOT_YET:
+                assert offer.device_id not in history.last_selected
+            elif number := re.match(r"among the (\d)", reason):
                 assert int(number[1]) == len(points) - len(priority)
             elif reason.startswith("the device"):
                 assert len(points) - len(priority) == 1
