@@ -72,6 +72,10 @@ class Oracle:
         """The budget falls."""
         self._cut_s = self._world.timeline.now_s
 
+    def cut_answered(self) -> None:
+        """The coordinator has taken the lower budget: its orders are made by now."""
+        self._check_orders(is_due=True)
+
     def run_ended(self, run_id: str) -> None:
         """The coordinator learns that a run has ended."""
         self._ended_s[run_id] = self._world.timeline.now_s
@@ -248,11 +252,15 @@ class Oracle:
         if since_s > PROMPTLY_S and world.is_sound_since(self._cut_s):
             raise self._broken("promptly", f"{excess}, {since_s:.1f} s after the budget fell, with all sessions sound")
 
-    def _check_orders(self) -> None:
+    def _check_orders(self, is_due: bool = False) -> None:
         """Check the coordinator's own account: an excess that an order could end has its order by the next look.
 
         After the budget has fallen, the orders are made at once. Other reasons for an excess, such as a device that
-        turns out not to obey, are looked for once per tick.
+        turns out not to obey, are looked for once per tick. So is a device that can be counted on again, even if its
+        lease arrives at the moment of the cut, but after it.
+
+        Args:
+            is_due: whether the coordinator has just made its orders, so that no excess may wait for the next look.
         """
         world, now_s = self._world, self._world.timeline.now_s
         if world.coordinator.fleet is None:
@@ -263,7 +271,7 @@ class Oracle:
             self._unanswered_since_s = None
             return
         since_s = self._unanswered_since_s = now_s if self._unanswered_since_s is None else self._unanswered_since_s
-        if now_s == self._cut_s or now_s - since_s > TICK_S + _EPS_W:
+        if is_due or now_s - since_s > TICK_S + _EPS_W:
             waited_s = now_s - since_s
             raise self._broken(
                 "answered",

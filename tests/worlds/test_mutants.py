@@ -17,6 +17,7 @@ from coordinator.state.rounds.pending_grants import PendingGrants
 from edge_agent.session.held_grant import HeldGrant
 from tests.worlds.rules import steps_of
 from tests.worlds.world import run
+from wattfleet.budgets import InForce
 from wattfleet_proto.device_state import GrantPhase
 
 # ruff: noqa: SLF001 - mutants break internals
@@ -141,6 +142,16 @@ def who_confirms_late_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fleet, "trim", only_if_nobody_was_late)
 
 
+def a_cut_waits_for_the_next_look(patch: pytest.MonkeyPatch) -> None:
+    def without_trim(self: Fleet, supply: str, in_force: InForce) -> list[RoundRecord]:
+        self.operator.set_budget(supply, in_force)
+        grants = self.rounds.grants
+        grants.pending.reviewed(set(grants.of_training()))  # nothing is sent or renewed until then
+        return []
+
+    patch.setattr(Fleet, "set_budget", without_trim)
+
+
 def a_plan_is_granted_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PendingGrants, "hold_back", lambda self, plan_id: None)
 
@@ -257,6 +268,7 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     plans_count_on_unconfirmed_orders: 0,
     a_silent_device_is_counted_on: 37,
     who_confirms_late_is_not_looked_at: 3,
+    a_cut_waits_for_the_next_look: 18,
     measuring_counts_0: 0,
     measuring_outlasts_a_cut: 37,
     rounds_are_trimmed_before_measuring_ends: 123,

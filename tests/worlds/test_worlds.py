@@ -52,6 +52,31 @@ def test_a_confirmation_between_its_time_out_and_the_next_look_is_noticed() -> N
     ], "it is still the same world"
 
 
+# The world 12008671. A device had failed to confirm in time; its confirmation arrives at the moment of a cut, but after
+# the coordinator has taken the lower budget. The oracle expected an order at once, without the next look.
+CONFIRMATION_JUST_AFTER_A_CUT = (
+    Step("plan and finish", 0.29, 990007582),
+    Step("wait", 30.31, 78031973),
+    Step("change the date", 2.76, 368216863),
+    Step("plan", 20.06, 1034946611),
+    Step("wait", 3.10, 23192213),
+    Step("cut in trouble", 0.13, 882149742),
+    Step("plan", 0.07, 419814806),
+    Step("wait", 0.11, 2997798),
+    Step("drop a session", 0.24, 560276997),
+    Step("cut around a time-out", 1.62, 402587557),
+)
+
+
+def test_a_confirmation_just_after_a_cut_waits_for_the_next_look() -> None:
+    notes: list[str] = []
+    assert run(12_008_671, CONFIRMATION_JUST_AFTER_A_CUT, notes) is None
+    assert [note.split(None, 1) for note in notes if "the budget is" in note][2:4] == [
+        ["69.69", "the budget is 5 W"],
+        ["77.39", "the budget is 2 W"],
+    ], "it is still the same world"
+
+
 def test_a_world_is_the_same_in_every_process() -> None:
     def told(hash_seed: str) -> list[str]:
         command = [sys.executable, "-m", "tests.worlds.search", "--worlds", "1", "--first", "1"]

@@ -133,6 +133,8 @@ class World:
         if falls:
             self.oracle.cut()
         self.coordinator.set_budget(watts)
+        if falls:
+            self.oracle.cut_answered()
 
     def settle(self) -> None:
         """Let everything come to rest, and check that every device can be planned and trains.
