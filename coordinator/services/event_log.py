@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from coordinator.budgets.budget_watch import BudgetChange
@@ -28,9 +29,12 @@ _log = logging.getLogger(__name__)
 _OFFLINE_AFTER_S = 10.0
 """Seconds without a session after which a device's absence is an event: agents reconnect within seconds."""
 
-_MOST_OF_DEVICE = 20
-"""Events that one device causes within an hour: even if it never settles, it fills the store with no more than half of
-the events that are kept. The last of them says that the device's events are left out for an hour."""
+_MOST_OF_ONE = {"device": 20, "round": 60, "budget": 20}
+"""Events that one device, the rounds of one run, or one supply's budget cause within an hour: even a device that never
+settles fills the store with no more than half of the events that are kept. The last of them says that further ones are
+left out for an hour."""
+
+_TOO_MANY_ROUND_EVENTS = "has many events, as rounds before it: those of this run's rounds are left out for an hour"
 
 _HOUR_S = 3600.0
 
@@ -95,9 +99,9 @@ class EventLog:
         # Devices without a session that are not offline in an event yet: when it ended, by both clocks.
         self._lost: dict[str, tuple[datetime, float]] = {}
         self._offline_at: dict[str, datetime] = {}
-        # When each device's newest events were, and from when on it may cause further ones, by the second clock.
-        self._told_s: dict[str, list[float]] = {}
-        self._quiet_until_s: dict[str, float] = {}
+        # When the newest events of each kind and subject were, and from when on it may cause more, by the second clock.
+        self._told_s: dict[tuple[str, str], list[float]] = {}
+        self._quiet_until_s: dict[tuple[str, str], float] = {}
 
     # --- the coordinator and its devices ------------------------------------------------------------------------
 
@@ -185,8 +189,9 @@ class EventLog:
     def forgotten(self, device_ids: Iterable[str], caller: str) -> None:
         """Record that an operator has removed devices."""
         for device_id in device_ids:
-            for known in (self._known, self._lost, self._offline_at, self._told_s, self._quiet_until_s):
+            for known in (self._known, self._lost, self._offline_at):
                 known.pop(device_id, None)
+            self._forget_times("device", device_id)
             self._event("device", "forgotten", device_id=device_id, caller=caller)
 
     def _condition_of(self, device: DeviceRecord, before: _Condition | None) -> _Condition:
@@ -269,18 +274,35 @@ class EventLog:
         Returns:
             Whether they were recorded.
         """
-        device_id, now_s = device.device_id, self._now_s()
-        if now_s < self._quiet_until_s.get(device_id, now_s):
+        if not self._may_tell("device", device.device_id, len(changes), partial(self._device_event, device)):
             return False
-        told_s = [each for each in self._told_s.get(device_id, ()) if now_s - each < _HOUR_S]
-        if len(told_s) + len(changes) >= _MOST_OF_DEVICE:
-            self._quiet_until_s[device_id] = now_s + _HOUR_S
-            self._device_event(device, "changes too often: its events are left out for an hour", True)
-            return False
-        self._told_s[device_id] = [*told_s, *(now_s for _ in changes)]
         for text, needs_attention in changes:
             self._device_event(device, text, needs_attention, at)
         return True
+
+    def _may_tell(self, kind: str, subject: str, count: int, tell: Callable[[str, bool], None]) -> bool:
+        """Whether a subject may cause some events now.
+
+        Args:
+            kind: the kind of events that are counted together.
+            subject: what causes them: a device, a run, or a supply.
+            count: how many.
+            tell: records the event which says that further ones are left out.
+        """
+        key, now_s = (kind, subject), self._now_s()
+        if now_s < self._quiet_until_s.get(key, now_s):
+            return False
+        told_s = [each for each in self._told_s.get(key, ()) if now_s - each < _HOUR_S]
+        if len(told_s) + count >= _MOST_OF_ONE[kind]:
+            self._quiet_until_s[key] = now_s + _HOUR_S
+            tell("changes too often: its events are left out for an hour", True)
+            return False
+        self._told_s[key] = [*told_s, *(now_s for _ in range(count))]
+        return True
+
+    def _forget_times(self, kind: str, subject: str) -> None:
+        self._told_s.pop((kind, subject), None)
+        self._quiet_until_s.pop((kind, subject), None)
 
     def _device_event(
         self, device: DeviceRecord, text: str, needs_attention: bool = False, at: datetime | None = None
@@ -330,6 +352,7 @@ class EventLog:
             extra=fields(run=run.run_id, error=run.error or None),
         )
         if is_first:
+            self._forget_times("round", run.run_id)
             how = how.removeprefix("is ").removeprefix("was ") if not caller else "ended by an operator"
             self._event("run", how, has_failed, run_id=run.run_id, caller=caller)
 
@@ -339,7 +362,7 @@ class EventLog:
         _log.warning(
             "round %d of run %s cannot be planned: %s", number, run_name, reason, extra=fields(run=run_id, round=number)
         )
-        self._event("round", f"cannot be planned: {reason}", True, run_id=run_id, round_=number)
+        self._round_event(run_id, number, f"cannot be planned: {reason}", True)
 
     def planned(self, record: RoundRecord) -> None:
         """Log a round that was just planned."""
@@ -376,7 +399,7 @@ class EventLog:
             what,
             extra=fields(run=record.run_id, round=record.number, planned_w=plan.planned_w, stopped=len(plan.stopped)),
         )
-        self._event("round", what, run_id=record.run_id, round_=record.number)
+        self._round_event(record.run_id, record.number, what)
 
     def finished(self, record: RoundRecord) -> None:
         """Log a round that Flower's server has finished."""
@@ -409,13 +432,18 @@ class EventLog:
         )
         if failed:
             text = f"{len(failed):,} of {count_of(len(record.results), 'training')} failed: {first_few(failed)}"
-            self._event("round", text, True, run_id=record.run_id, round_=record.number)
+            self._round_event(record.run_id, record.number, text, True)
 
     def unplanned(self, run_id: str, number: int) -> None:
         """Log a round that trained without a plan."""
         run_name = self._fleet.flower.name_of(run_id)
         _log.warning("run %s trained round %d without a plan: no budget was kept", run_name, number)
-        self._event("round", "trained without a plan: no budget was kept", True, run_id=run_id, round_=number)
+        self._round_event(run_id, number, "trained without a plan: no budget was kept", True)
+
+    def _round_event(self, run_id: str, number: int, text: str, needs_attention: bool = False) -> None:
+        record = partial(self._event, "round", run_id=run_id, round_=number)
+        if self._may_tell("round", run_id, 1, lambda _, attention: record(_TOO_MANY_ROUND_EVENTS, attention)):
+            record(text, needs_attention)
 
     # --- budgets ------------------------------------------------------------------------------------------------
 
@@ -428,7 +456,10 @@ class EventLog:
             return
         if is_same and before is not None and before.watts == after.watts:
             return
-        self._event("budget", _budget_text(change), after.fallback, supply=change.supply, caller=change.caller)
+        record = partial(self._event, "budget", supply=change.supply, caller=change.caller)
+        # An operator's own changes are no noise.
+        if after.source == "operator" or change.caller or self._may_tell("budget", change.supply, 1, record):
+            record(_budget_text(change), after.fallback)
 
     # --- internal -----------------------------------------------------------------------------------------------
 

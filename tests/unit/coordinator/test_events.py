@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from coordinator.budgets.budget_watch import BudgetChange
 from coordinator.errors import SourceFailedError
 from coordinator.services.event_log import EventLog
 from coordinator.state.event_records import EventRecord
@@ -225,6 +226,24 @@ def test_one_device_that_flaps_hides_no_other(events: Events) -> None:
     assert events.taken() == ["nano degraded: no sensor answers"]
     events.log.forgotten(["orin"], "operator anna")
     assert events.taken() == ["orin forgotten"]
+
+
+def test_a_run_that_cannot_plan_for_hours_and_a_meter_that_comes_and_goes_write_few_events(events: Events) -> None:
+    events.found.clear()
+    silent, answers = InForce(20.0, "query", True, "the meter is silent"), InForce(80.0, "query", False, "the meter")
+    for _ in range(1_000):  # over two hours
+        events.log.cannot_plan(RUN, 1, "no watts are left")
+        events.log.budget_changed(BudgetChange("rack", answers, silent))
+        events.log.budget_changed(BudgetChange("rack", silent, answers))
+        events.pass_s(10)
+    for kind, most, text in (("round", 60, "this run's rounds"), ("budget", 20, "its events")):
+        times = [each.at for each in events.found if each.kind == kind]
+        assert max(sum(0 <= (at - begin).total_seconds() < 3600 for at in times) for begin in times) <= most
+        assert sum(f"{text} are left out for an hour" in each.text for each in events.found if each.kind == kind) >= 2
+    events.taken()
+    events.log.budget_changed(BudgetChange("rack", answers, InForce(60.0, "operator", False, ""), None, "anna"))
+    events.log.run_finished(events.fleet.flower.runs[RUN])
+    assert [text.split()[0] for text in events.taken()] == ["rack", RUN], "what people do is told"
 
 
 def test_after_a_restart_devices_that_return_are_no_events_and_those_missing_are() -> None:
