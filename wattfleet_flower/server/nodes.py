@@ -44,6 +44,8 @@ class Nodes:
         # What nodes have reported, or the coordinator about them. A coordinator may not know it: nodes report while it
         # is away, and its store may be replaced by an older backup.
         self._bindings: dict[int, planning_pb2.NodeBinding] = {}
+        # What nodes have answered that the coordinator does not know yet: it may go away before it is reported.
+        self._unreported: dict[int, planning_pb2.NodeBinding] = {}
         self._unpaired: dict[int, str] = {}
         # Nodes that did not answer when their device ids were requested.
         self._silent: set[int] = set()
@@ -101,19 +103,26 @@ class Nodes:
         """
         known = self._planner.call("ResolveNodes", planning_pb2.ResolveNodesRequest(node_ids=node_ids))
         self._note(known.bindings, known.exclusions)
-        answered = [self._bindings[node_id] for node_id in known.unknown_node_ids if node_id in self._bindings]
+        bindings = {binding.node_id: binding for binding in known.bindings}
+        lost = [self._bindings[node_id] for node_id in known.unknown_node_ids if node_id in self._bindings]
+        self._unreported.update({binding.node_id: binding for binding in lost})
         unknown = [node_id for node_id in known.unknown_node_ids if node_id not in self._bindings]
         silent = [node_id for node_id in unknown if node_id in self._silent]
-        answered += self._ask(grid, [node_id for node_id in unknown if node_id not in self._silent])
-        bindings = {binding.node_id: binding for binding in known.bindings}
-        rechecked = [each for each in self._rechecked(grid, bindings, silent) if each != bindings.get(each.node_id)]
+        self._ask(grid, [node_id for node_id in unknown if node_id not in self._silent])
+        rechecked = self._rechecked(grid, bindings, silent)
         self._note_batch(each for each in rechecked if each.node_id not in bindings)
-        answered += rechecked
-        self._silent.difference_update(each.node_id for each in answered)
+        self._keep(rechecked)
+        answered = [
+            self._unreported[node_id]
+            for node_id in node_ids
+            if node_id in self._unreported and self._unreported[node_id] != bindings.get(node_id)
+        ]
         for start in range(0, len(answered), _BINDINGS_PER_REQUEST):
             batch = answered[start : start + _BINDINGS_PER_REQUEST]
             bound = self._planner.call("BindNodes", planning_pb2.BindNodesRequest(bindings=batch))
             self._note(batch, bound.exclusions)
+        for node_id in node_ids:
+            self._unreported.pop(node_id, None)
         bindings.update({binding.node_id: binding for binding in answered})
         return self._without_replaced(list(bindings.values()))
 
@@ -152,9 +161,7 @@ class Nodes:
         """
         if not self.are_exclusions_known:
             return node_ids
-        answered = self._ask(grid, [node_id for node_id in node_ids if node_id not in self._bindings])
-        self._bindings.update({binding.node_id: binding for binding in answered})
-        self._note_pairings(answered)
+        self._note_pairings(self._ask(grid, [node_id for node_id in node_ids if node_id not in self._bindings]))
         newest = self._without_replaced(
             [
                 planning_pb2.NodeBinding(node_id=node_id, device_id=self._bindings[node_id].device_id)
@@ -269,7 +276,14 @@ class Nodes:
                 reason,
             )
         self._note_batch(bindings)
+        self._keep(bindings)
         return bindings
+
+    def _keep(self, answered: Iterable[planning_pb2.NodeBinding]) -> None:
+        """Remember what nodes have answered, before it is reported to the coordinator."""
+        for binding in answered:
+            self._bindings[binding.node_id] = self._unreported[binding.node_id] = binding
+            self._silent.discard(binding.node_id)
 
     def _note_batch(self, bindings: Iterable[planning_pb2.NodeBinding]) -> None:
         """Remember that these nodes have reported their devices together, and later than all others."""

@@ -126,7 +126,7 @@ class PlannedRounds:
             try:
                 yield
             except BaseException as error:
-                self._finish(end_of(error))
+                self._finish(end_of(error, grid.get_node_ids))
                 raise
             self._finish("")
 

@@ -76,16 +76,20 @@ def reported_stop(report: Callable[[str], None], ask: Callable[[], object]) -> I
         restore()
 
 
-def end_of(error: BaseException) -> str:
+def end_of(error: BaseException, ask: Callable[[], object]) -> str:
     """Return why a run has ended, for the coordinator.
 
     Args:
         error: the exception that ended it.
+        ask: as for `reported_stop`.
     """
     if _is_refusal(error):
         return _BY_SUPERLINK
     if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and not error.code):
         return f"{STOPPED}with its ServerApp"
+    # A request that a stop interrupts fails in its own way: a message in the midst of being sent loses its session.
+    if isinstance(error, Exception) and _is_refused(ask):
+        return _BY_SUPERLINK
     return f"{type(error).__name__}: {error}"
 
 

@@ -6,13 +6,13 @@ import logging
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, RecordingClock, raised, trained
 from tests.fakes.power_aware_runs import ARRAYS, KNOWN, A, B, C, D, WarningLog, fleet, run, unsurveyed
 from wattfleet_flower import FedBuff, PlanningError, PowerAware
-from wattfleet_proto.assignment import RECORD_KEY
+from wattfleet_proto.assignment import IDENTIFY_KEY, RECORD_KEY
 
 
 class ClockOfOutage(RecordingClock):
@@ -43,6 +43,30 @@ def lost_in_round(grid: GridOfNodes, planner: PlannerStub, number: int) -> None:
         return trained(message)
 
     grid.nodes[B].train = train
+
+
+class LostWhileIdentifying(GridOfNodes):
+    """Nodes that answer which device they belong to while the coordinator goes away for 20 s."""
+
+    def __init__(self, planner: PlannerStub) -> None:
+        super().__init__(fleet(), ClockOfOutage(planner, 20.0))
+        self._planner = planner
+
+    def _replied(self, node: Node, message: Message) -> Message:
+        if IDENTIFY_KEY in message.content.get(RECORD_KEY, {}):
+            self._planner.away = True
+        return super()._replied(node, message)
+
+
+@pytest.mark.parametrize("action", ["wait", "unplanned"])
+def test_a_coordinator_that_goes_away_while_nodes_identify_gets_their_answers_later(action: Any) -> None:
+    planner = PlannerStub()
+    grid = LostWhileIdentifying(planner)
+    strategy = unsurveyed(FedAvg(fraction_evaluate=0.0), planner, grid.clock, on_coordinator_away=action)
+    strategy.start(grid, ARRAYS, num_rounds=12)
+    assert planner.nodes == KNOWN
+    assert len(grid.identifications()) == len(KNOWN), "each node is asked once"
+    assert len(planner.asked("PlanRound")) >= 2
 
 
 # --- wait -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from tests.fakes.flower_in_process import GridOfNodes, PlannerStub
 from tests.fakes.one_run_grid import internal_server_error
@@ -118,6 +119,22 @@ def test_a_stop_that_a_heartbeat_notices_is_recorded_alike(serving: tuple[Planne
     with pytest.raises(SystemExit):
         run(grid, planner, rounds=3)
     assert ends(planner) == [BY_SUPERLINK]
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_an_error_of_a_request_that_a_stop_interrupts_is_recorded_as_a_stop(is_over: bool) -> None:
+    """When `flwr stop` comes while a message is pushed, the session of the message ends, too."""
+    planner = PlannerStub()
+
+    def fail() -> None:
+        grid.is_over = is_over
+        raise ObjectPushError("97c5", "12184", "fc36")
+
+    grid = StoppedGrid(fail)
+    with pytest.raises(ObjectPushError):
+        run(grid, planner, rounds=3)
+    [recorded] = ends(planner)
+    assert recorded == BY_SUPERLINK if is_over else recorded.startswith("ObjectPushError: ")
 
 
 def test_a_superlink_that_ends_is_recorded(
