@@ -29,6 +29,7 @@ from benchmarks.federated.result import Result, result_of
 from benchmarks.federated.tables import tables
 from benchmarks.federated.tasks import TASKS
 from benchmarks.federated.tuning import TUNES
+from wattfleet.planning.policies import Progress
 
 RESULT = "result.json"
 
@@ -80,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
         default=OVERHEAD_S,
         help="set the seconds of a round in addition to its training",
     )
+    parser.add_argument(
+        "--half-devices",
+        type=_devices,
+        default=Progress.half_devices,
+        help="set with how many devices `progress` expects a round to make half of the possible progress",
+    )
     parser.add_argument("--seeds", type=int, default=5, help="set the number of seeds")
     parser.add_argument("--jobs", type=int, default=2, help="set the number of processes")
     parser.add_argument(
@@ -101,6 +108,7 @@ def _run(options: argparse.Namespace) -> Result:
         count=options.count,
         rounds=options.rounds,
         overhead_s=options.overhead_s,
+        half_devices=options.half_devices,
         task=options.task,
         until_reached=options.until_reached,
     )
@@ -126,6 +134,13 @@ def _overhead(text: str) -> float:
     if not 0 <= overhead_s < math.inf:
         raise argparse.ArgumentTypeError(f"must be 0 or more, and finite, not {text}")
     return overhead_s
+
+
+def _devices(text: str) -> float:
+    devices = float(text)
+    if not 0 < devices < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, and finite, not {text}")
+    return devices
 
 
 def _methods(text: str) -> tuple[str, ...]:

@@ -59,18 +59,18 @@ class Asynchronous:
         return [Job(each) for each in plan.assignments]
 
 
-def asynchronous(name: str, offers: FleetOffers, site_budget_w: float, overhead_s: float) -> Asynchronous:
+def asynchronous(name: str, offers: FleetOffers, site_budget_w: float, progress: Progress) -> Asynchronous:
     """Return one of the asynchronous `METHODS`.
 
     Args:
         name: name of the method.
         offers: the fleet.
         site_budget_w: watts of the site.
-        overhead_s: seconds between a plan and the start of its trainings.
+        progress: the policy. Its overhead is the time between a plan and the start of its trainings.
     """
     own = name.removeprefix("oracle-")
     known = offers.predicted if name == own else offers.true
-    return Asynchronous(known, Progress(overhead_s=overhead_s), site_budget_w, overhead_s, STEPPINGS[own])
+    return Asynchronous(known, progress, site_budget_w, progress.overhead_s, STEPPINGS[own])
 
 
 class Worker(Protocol):

@@ -25,6 +25,7 @@ from edge_agent.runtime.readiness import parked_mode
 from reference_models import load
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning import Offer
+from wattfleet.planning.policies import Progress
 
 FLEET: Mapping[str, int] = {"agx-orin": 16, "orin-nano": 16, "orin-nx": 9, "xavier-agx": 9}
 """50 boards, in the default shares of `wattfleet simulate`."""
@@ -43,6 +44,7 @@ class Experiment:
         rounds: number of rounds, or of server steps, in every run.
         boards: folder in which the profiles of boards are stored.
         overhead_s: seconds of a round in addition to its training, the same for every method.
+        half_devices: number of devices with which `progress` expects a round to make half of the possible progress.
         task: what the devices learn, one of `TASKS`.
         until_reached: whether runs end once they have reached the second accuracy.
     """
@@ -55,6 +57,7 @@ class Experiment:
     count: int = 10
     rounds: int = 120
     overhead_s: float = OVERHEAD_S
+    half_devices: float = Progress.half_devices
     task: str = "digits"
     until_reached: bool = False
 
@@ -84,15 +87,17 @@ def run_seed(experiment: Experiment, seed: int) -> dict[str, Any]:
     offers = _offers(experiment.units, known, minibatches, federation.samples, shown)
     deadline_s = statistics.median(float(training_s(each.front, LOCAL_EPOCHS).min()) for each in offers.predicted)
 
+    progress = Progress(half_devices=experiment.half_devices, overhead_s=experiment.overhead_s)
+
     def enough(rounds: Sequence[Round]) -> bool:
         return experiment.until_reached and reached([one.accuracy for one in rounds], task.targets[1]) is not None
 
     def rounds_of(name: str, budget_w: float) -> list[Round]:
         stations = [Station(member, f"{seed}/{name}/{budget_w:g}", shown.batches) for member in fleet]
         if is_asynchronous(name):
-            planned = asynchronous(name, offers, budget_w, experiment.overhead_s)
+            planned = asynchronous(name, offers, budget_w, progress)
             return run_asynchronously(planned, fleet, stations, federation, experiment.rounds, enough)
-        filled = method(name, offers, experiment.count, deadline_s, budget_w, seed, experiment.overhead_s, shown.epochs)
+        filled = method(name, offers, experiment.count, deadline_s, budget_w, seed, progress, shown.epochs)
         return run_rounds(filled, fleet, stations, federation, experiment.rounds, shown.batches, enough)
 
     found: dict[str, Any] = {"deadline_s": deadline_s, "runs": {}}

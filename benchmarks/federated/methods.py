@@ -142,6 +142,9 @@ METHODS: Mapping[str, str] = {
 """The compared methods by name."""
 
 
+_PROGRESS = Progress(overhead_s=OVERHEAD_S)
+
+
 def method(
     name: str,
     offers: FleetOffers,
@@ -149,7 +152,7 @@ def method(
     deadline_s: float,
     site_budget_w: float,
     seed: int,
-    overhead_s: float = OVERHEAD_S,
+    progress: Progress = _PROGRESS,
     epochs: EpochChoice = FIXED_EPOCHS,
 ) -> Method:
     """Return one of `METHODS`, except for those in `asynchronous`.
@@ -161,7 +164,7 @@ def method(
         deadline_s: seconds of training in a round, for FedCS.
         site_budget_w: watts of the site.
         seed: seed of the draws. It is the same for all methods, so all uniform draws select the same devices.
-        overhead_s: seconds of a round in addition to its training.
+        progress: the policy of methods with `progress` in their name.
         epochs: the local epochs to choose from, for methods that choose them.
     """
     equal = {"presets-equal": offers.presets, "uniform": offers.predicted}
@@ -170,7 +173,6 @@ def method(
     knows = name.startswith("oracle-")
     own = name.removeprefix("oracle-")
     modes, batches = (offers.true, offers.true_batches) if knows else (offers.predicted, offers.predicted_batches)
-    progress = Progress(overhead_s=overhead_s)
     tuned: Mapping[str, Method] = {
         "progress-batch": Planned(batches, progress, site_budget_w),
         "progress-epochs": Planned(modes, progress, site_budget_w, epochs),
