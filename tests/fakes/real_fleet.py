@@ -28,6 +28,7 @@ from wattfleet_simulation.processes import Part, Parts, program
 
 COORDINATOR, SUPERLINK = "coordinator", "superlink"
 _WITHIN_S = 240.0
+_ACCEPTED = "SuperNode ID:"
 _RETURNED = "has accepted this SuperNode again"
 _OPTIONS = """
 [sessions]
@@ -175,9 +176,10 @@ class RealFleet:
             return {}
 
     def is_ready(self) -> bool:
-        """Whether all devices are ready, and all SuperNodes are online."""
+        """Whether all devices are ready, and the SuperLink has accepted all SuperNodes."""
         ready = [each for each in self.devices().values() if each.state == session_pb2.DEVICE_STATE_READY]
-        return len(ready) == len(self.device_ids)
+        online = [each for each in self.device_ids if _ACCEPTED in self.log(supernode(each))]
+        return len(ready) == len(online) == len(self.device_ids)
 
     def submit(self, app: Path, **config: str | int | float) -> tuple[str, Path]:
         """Start a run of the app in `tests/faults/boards_app`; returns its id and the file of its notes."""
