@@ -77,6 +77,40 @@ def test_a_confirmation_just_after_a_cut_waits_for_the_next_look() -> None:
     ], "it is still the same world"
 
 
+# The world 13001231. The training of d2 fails and its round ends while the coordinator is down, so the round stays in
+# flight. Then d2 is granted watts to measure, which are withdrawn, and the coordinator restarts again and repeats the
+# grant of the round. The agent had forgotten that its training was over: the watts were held, and an app could train
+# for the round a second time.
+GRANTED_AGAIN_AFTER_MEASURING = (
+    Step("stall a session", 7.90, 169406834),
+    Step("flap", 0.05, 490199978),
+    Step("wait", 0.61, 265209662),
+    Step("measure beside a round", 0.09, 68122623),
+    Step("wait", 35.30, 776859635),
+    Step("abandon a round", 1.01, 309359509),
+    Step("measure beside a round", 0.00, 955604765),
+    Step("change the date", 0.33, 246294315),
+    Step("wait", 5.30, 374743707),
+    Step("wait", 33.75, 458377160),
+    Step("restart the coordinator", 8.43, 17781346),
+    Step("wait", 2.17, 274752821),
+    Step("wait", 1.01, 199584902),
+    Step("plan over measuring", 7.64, 615123777),
+    Step("wait", 14.84, 693413440),
+    Step("drop a session", 0.22, 814910887),
+    Step("restart the coordinator", 0.26, 152684720),
+    Step("measure in trouble", 15.00, 300666988),
+)
+
+
+def test_a_training_that_is_over_and_granted_again_after_measuring_holds_no_watts() -> None:
+    notes: list[str] = []
+    assert run(13_001_231, GRANTED_AGAIN_AFTER_MEASURING, notes) is None
+    events = [note.split(None, 1)[1] for note in notes]
+    granted = [each for each in events if each.startswith("to d2: grant") and each.endswith("28 W for a1/1")]
+    assert len(granted) == 2, "it is still the same world"
+
+
 # The world 13001392. A restarted coordinator looks at the exact moment from which it no longer expects an absent device
 # to return. By the world's clock, it was a rounding error too early to lower the other device.
 NOT_BACK_IN_TIME = (
