@@ -5,12 +5,17 @@ Its counterpart in the coordinator is `coordinator/state/rounds/grants.py`.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import PowerMode
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.plan_ids import is_to_measure, plan_in_words
+
+# A coordinator that restarts grants only plans in flight again. These are among the newest, since a run has one at a
+# time and overdue ones are abandoned.
+_MOST_OVER = 1000
 
 
 class NoGrantError(WattfleetError):
@@ -60,9 +65,13 @@ class Grant:
 class HeldGrant:
     """The grant in force, and a newer one that the device has not yet put in force.
 
-    A grant serves one training. It lapses when its lifetime has passed since the agent sent the last message with which
-    the coordinator renewed it. Before the first renewal, this is the last message that the coordinator answered before
-    it sent the grant. A lapsed grant cannot be renewed.
+    All grants of a plan together serve one training. A restarted coordinator may not know that this training is over,
+    and grant it again, although other plans have come in between. Such a grant is over when it arrives; the next lease
+    states this, and the coordinator frees the watts.
+
+    A grant lapses when its lifetime has passed since the agent sent the last message with which the coordinator renewed
+    it. Before the first renewal, this is the last message that the coordinator answered before it sent the grant. A
+    lapsed grant cannot be renewed.
 
     Attributes:
         in_force: the grant that limits the device; None before the first.
@@ -76,6 +85,8 @@ class HeldGrant:
         self.phase = GrantPhase.OVER
         self.lapses_s = -float("inf")
         self._newest: Grant | None = None
+        # The newest plans whose trainings are over, or were stopped or lapsed before they began.
+        self._over: deque[str] = deque(maxlen=_MOST_OVER)
         self._next_lapses_s = -float("inf")
         self._began_s = 0.0
         self._stop_reason: str | None = None
@@ -185,7 +196,8 @@ class HeldGrant:
             self._put_in_force(newest)
 
     def _put_in_force(self, grant: Grant) -> None:
-        had_served = self.in_force is not None and self.in_force.plan_id == grant.plan_id
-        is_used = had_served and self.phase is GrantPhase.OVER
+        if self.in_force is not None and self.phase is GrantPhase.OVER and self.in_force.plan_id not in self._over:
+            self._over.append(self.in_force.plan_id)
+        is_over = grant.mode is None or grant.plan_id in self._over
         self.in_force = grant
-        self.phase = GrantPhase.OVER if grant.mode is None or is_used else GrantPhase.WAITING
+        self.phase = GrantPhase.OVER if is_over else GrantPhase.WAITING

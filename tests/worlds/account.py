@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from coordinator.state.fleet import Fleet
@@ -20,9 +20,16 @@ _ROUNDING_S = 1e-9
 class Account:
     """The account of one coordinator, from its start to its end."""
 
-    def __init__(self, world: World, fleet: Fleet) -> None:
-        self._world, self._fleet = world, fleet
-        self._started_s = world.timeline.now_s
+    def __init__(self, world: World, fleet: Fleet, now_s: Callable[[], float]) -> None:
+        """Open the account of a coordinator that starts now.
+
+        Args:
+            world: the world.
+            fleet: the coordinator's fleet.
+            now_s: the coordinator's clock.
+        """
+        self._world, self._fleet, self._now_s = world, fleet, now_s
+        self._started_s = now_s()
         self._counted: dict[str, tuple[DeviceRecord, DeviceGrant | None, float]] = {}
         # The newest grant sent in each session, with its time; and the devices whose session has brought a lease.
         self._sent: dict[str, tuple[int, float]] = {}
@@ -39,7 +46,7 @@ class Account:
 
     def sent(self, device_id: str, grant: Grant) -> None:
         """A grant is sent in a session."""
-        self._sent[device_id] = grant.grant_id, self._world.timeline.now_s
+        self._sent[device_id] = grant.grant_id, self._now_s()
 
     def counted_w(self, device_id: str) -> float:
         """The power that the coordinator counts for a device."""
@@ -106,7 +113,7 @@ class Account:
 
     def _counts_on(self, device_id: str) -> tuple[bool, bool]:
         """Whether a device with a grant can be sent another one, and whether it can be counted on."""
-        fleet, now_s, grant = self._fleet, self._world.timeline.now_s, self._fleet.rounds.grants.of(device_id)
+        fleet, now_s, grant = self._fleet, self._now_s(), self._fleet.rounds.grants.of(device_id)
         if grant is None or grant.is_over:
             return False, False
         sent_id, sent_s = self._sent.get(device_id, (0, 0.0))

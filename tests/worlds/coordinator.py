@@ -86,7 +86,7 @@ class Coordinator:
         self._planning = RoundPlanning(
             world, self.fleet, self._repository, self._is_returning, self._in_this_life, self._send_due
         )
-        self.account = Account(world, self.fleet)
+        self.account = Account(world, self.fleet, self._now_s)
         self._tick()
 
     def crash(self, down_s: float) -> None:

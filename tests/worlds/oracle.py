@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from coordinator.state.rounds.device_grant import Grant
     from coordinator.state.rounds.request import RoundRequest
     from tests.worlds.agent import Device
+    from tests.worlds.timeline import Stream
     from tests.worlds.world import World
     from wattfleet.choosing import Front
     from wattfleet.planning import Offer
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _EPS_W = 1e-6
 PROMPTLY_S = 8.0
 """Seconds in which a lower budget holds while every session is sound: two mode changes, a park and a tick."""
+_FREED_S = 8.0
+"""Seconds in which a sound session reports that a training is over, even if its grant is sent again: two leases."""
 
 
 class BrokenPromiseError(AssertionError):
@@ -64,6 +67,8 @@ class Oracle:
         self._newest_plan: dict[str, str] = {}
         self._ledgers: dict[str, Ledger] = defaultdict(Ledger)
         self._unanswered_since_s: float | None = None
+        # The plans of trainings that are over but count, each with the session and since when.
+        self._overcounted: dict[str, tuple[str, Stream, float]] = {}
         self.worst_excess_w = 0.0
 
     # --- events -------------------------------------------------------------------------------------------------
@@ -219,6 +224,8 @@ class Oracle:
         devices = world.devices.values()
         self._check_orders()
         self._check_ended()
+        for device in devices:
+            self._check_freed(device)
         drawing = [device for device in devices if device.training is not None or device.is_profiling]
         if not drawing:
             return
@@ -288,6 +295,21 @@ class Oracle:
             known = fleet.rounds.grants.of(device_id)
             if known is not None and known.granted_w and fleet.flower.run(run_of(plan_id)).finished:
                 raise self._broken("ended", f"{device_id} may measure for {plan_id}, although the run has ended")
+
+    def _check_freed(self, device: Device) -> None:
+        """Check the coordinator's own account: watts of a training that is over are free, unless its session fails."""
+        now_s, fleet, stream = self._world.timeline.now_s, self._world.coordinator.fleet, device.stream
+        known = None if fleet is None else fleet.rounds.grants.of(device.id)
+        is_over = known is not None and device.training is None and self.has_trained(device.id, known.plan_id)
+        if known is None or not is_over or not known.counted_w or stream is None or not stream.is_sound:
+            self._overcounted.pop(device.id, None)
+            return
+        before = self._overcounted.get(device.id)
+        if before is None or before[:2] != (known.plan_id, stream):
+            self._overcounted[device.id] = known.plan_id, stream, now_s
+        elif now_s - before[2] > _FREED_S:
+            text = f"{device.id} counts {known.counted_w:.0f} W for {known.plan_id} since {before[2]:.2f} s"
+            raise self._broken("freed", f"{text}, although this training is over")
 
     def _check_measuring(self, device: Device, run_id: str) -> None:
         """Check that a device stops measuring soon after the end of the run."""

@@ -14,7 +14,7 @@ from coordinator.state.records import DeviceRecord, RoundRecord
 from coordinator.state.rounds.device_grant import DeviceGrant
 from coordinator.state.rounds.grants import CountedOn, Grants
 from coordinator.state.rounds.pending_grants import PendingGrants
-from edge_agent.session.held_grant import HeldGrant
+from edge_agent.session.held_grant import Grant, HeldGrant
 from tests.worlds.rules import steps_of
 from tests.worlds.world import run
 from wattfleet.budgets import InForce
@@ -106,6 +106,16 @@ def a_hello_renews_an_older_grant(patch: pytest.MonkeyPatch) -> None:
         self.lapses_s = self._next_lapses_s = sent_s + lifetime_s
 
     patch.setattr(HeldGrant, "welcome", welcome)
+
+
+def an_agent_forgets_plans_before_the_last_one(patch: pytest.MonkeyPatch) -> None:
+    receive = HeldGrant.receive
+
+    def forgetting(self: HeldGrant, grant: Grant) -> None:
+        self._over.clear()
+        receive(self, grant)
+
+    patch.setattr(HeldGrant, "receive", forgetting)
 
 
 def an_older_grant_is_renewed(patch: pytest.MonkeyPatch) -> None:
@@ -260,6 +270,7 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     a_restart_forgets_given_up_trainings: 12,
     a_restart_forgets_higher_limits: 8,
     a_hello_renews_an_older_grant: 7,
+    an_agent_forgets_plans_before_the_last_one: 13001231,
     an_older_grant_is_renewed: 36,
     a_returning_grant_is_not_reviewed: 48,
     a_plan_is_granted_before_it_is_stored: 5,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from edge_agent.session.grants import Grants
+from edge_agent.session.held_grant import NoGrantError
 from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import power_pb2, session_pb2
 
@@ -90,6 +93,37 @@ async def test_a_training_that_the_device_itself_stops_says_why_and_the_next_one
         await grants.stop("no mode keeps within the watts")
         assert await grants.next_change() == "no mode keeps within the watts"
         grants.ended()
+
+
+@pytest.mark.parametrize("ends", ["trained", "stopped", "lapsed"])
+async def test_a_plan_that_is_over_stays_over_when_granted_again_after_other_plans(ends: str) -> None:
+    clock = SetClock()
+    grants = Grants(clock)
+    grants.greeting()
+    await grants.welcomed(120.0)
+    grant = session_pb2.Grant(id=1, plan_id="7/1", mode=MODE, power_limit_w=25.0, longest_s=60.0)
+    await grants.receive(grant)
+    if ends == "trained":
+        grants.begin("7/1")
+        grants.ended()
+    elif ends == "stopped":
+        await grants.receive(session_pb2.Grant(id=2, plan_id="7/1"))
+    else:
+        clock.now_s = 121.0
+    assert grants.lease().phase == session_pb2.GRANT_PHASE_OVER
+    grants.greeting()
+    await grants.welcomed(120.0)
+    for number, other in enumerate(("7/measuring-3", "8/1"), start=3):
+        await grants.receive(session_pb2.Grant(id=number, plan_id=other, mode=MODE, power_limit_w=5.0, longest_s=60.0))
+        grants.begin(other)
+        grants.ended()
+    grant.id = 9
+    await grants.receive(grant)
+    lease = grants.lease()
+    assert (lease.grant_id, lease.plan_id, lease.phase) == (9, "7/1", session_pb2.GRANT_PHASE_OVER)
+    assert not grants.awaits_training
+    with pytest.raises(NoGrantError):
+        grants.begin("7/1")
 
 
 async def stops(grants: Grants) -> bool:
