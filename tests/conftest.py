@@ -34,8 +34,10 @@ settings.register_profile(
 settings.register_profile("slow", settings.get_profile("unhurried"), max_examples=100, derandomize=False)
 settings.load_profile("unhurried")
 
-# Nor is a client that disconnects at the end of a test; services do not log it.
-logging.getLogger("grpc._cython.cygrpc").addFilter(should_log)
+# Nor is a client that disconnects at the end of a test, or a damaged answer; services log neither. Pytest would keep
+# every such record until the end of the test, with all messages that its traceback refers to.
+for _name in ("grpc._cython.cygrpc", "grpc._common"):
+    logging.getLogger(_name).addFilter(should_log)
 
 
 # The commands under test must not see the settings of whoever runs the tests.
