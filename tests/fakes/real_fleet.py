@@ -201,8 +201,9 @@ class RealFleet:
         began_s = time.monotonic()
         while not condition():
             if time.monotonic() - began_s > within_s:
-                logs = "\n".join(f"--- {name}: {self.log(name)[-700:]}" for name in self.processes)
-                raise AssertionError(f"within {within_s:g} s, not so: {what}\n{logs}")
+                devices = "\n".join(f"--- {each}" for each in self.devices().values())
+                logs = "\n".join(f"--- {name}: {self.log(name)[-2000:]}" for name in self.processes)
+                raise AssertionError(f"within {within_s:g} s, not so: {what}\n{devices}\n{logs}")
             time.sleep(0.05)
         return time.monotonic() - began_s
 
