@@ -228,7 +228,7 @@ def test_one_device_that_flaps_hides_no_other(events: Events) -> None:
     assert events.taken() == ["orin forgotten"]
 
 
-def test_a_run_that_cannot_plan_for_hours_and_a_meter_that_comes_and_goes_write_few_events(events: Events) -> None:
+def test_a_run_that_cannot_plan_and_a_meter_that_comes_and_goes_write_few_events(events: Events) -> None:
     events.found.clear()
     silent, answers = InForce(20.0, "query", True, "the meter is silent"), InForce(80.0, "query", False, "the meter")
     for _ in range(1_000):  # over two hours
