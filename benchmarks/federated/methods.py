@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from benchmarks.federated.jobs import FIXED_EPOCHS, LOCAL_EPOCHS, OVERHEAD_S, Job, Method, training_s
+from benchmarks.federated.jobs import LOCAL_EPOCHS, Job, Method, training_s
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning import Allowance, Assignment, EpochChoice, History, Offer, plan_round
 from wattfleet.planning.policies import Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
@@ -142,9 +142,6 @@ METHODS: Mapping[str, str] = {
 """The compared methods by name."""
 
 
-_PROGRESS = Progress(overhead_s=OVERHEAD_S)
-
-
 def method(
     name: str,
     offers: FleetOffers,
@@ -152,8 +149,8 @@ def method(
     deadline_s: float,
     site_budget_w: float,
     seed: int,
-    progress: Progress = _PROGRESS,
-    epochs: EpochChoice = FIXED_EPOCHS,
+    progress: Progress,
+    epochs: EpochChoice,
 ) -> Method:
     """Return one of `METHODS`, except for those in `asynchronous`.
 

@@ -104,8 +104,7 @@ class Nodes:
         known = self._planner.call("ResolveNodes", planning_pb2.ResolveNodesRequest(node_ids=node_ids))
         self._note(known.bindings, known.exclusions)
         bindings = {binding.node_id: binding for binding in known.bindings}
-        lost = [self._bindings[node_id] for node_id in known.unknown_node_ids if node_id in self._bindings]
-        self._unreported.update({binding.node_id: binding for binding in lost})
+        self._keep([self._bindings[node_id] for node_id in known.unknown_node_ids if node_id in self._bindings])
         unknown = [node_id for node_id in known.unknown_node_ids if node_id not in self._bindings]
         silent = [node_id for node_id in unknown if node_id in self._silent]
         self._ask(grid, [node_id for node_id in unknown if node_id not in self._silent])
@@ -280,7 +279,7 @@ class Nodes:
         return bindings
 
     def _keep(self, answered: Iterable[planning_pb2.NodeBinding]) -> None:
-        """Remember what nodes have answered, before it is reported to the coordinator."""
+        """Remember what nodes have answered, and that the coordinator does not know it."""
         for binding in answered:
             self._bindings[binding.node_id] = self._unreported[binding.node_id] = binding
             self._silent.discard(binding.node_id)
