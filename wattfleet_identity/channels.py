@@ -19,8 +19,9 @@ _CONNECTING: Options = (
     # The timeout of one attempt to connect. gRPC's 20 s are too short for the three round trips of TCP, TLS and HTTP/2
     # over a link with a latency of 5 s in each direction.
     ("grpc.min_reconnect_backoff_ms", 45_000),
-    # Callers that have to wait for the coordinator repeat their calls, with pauses. gRPC itself would repeat them without
-    # a pause when a server closes a connection as unused because nothing reaches it, and allocate up to 1 GiB a second.
+    # Callers that have to wait for the coordinator repeat their calls, with pauses. gRPC itself would repeat them
+    # without a pause when a server closes a connection as unused because nothing reaches it, and allocate up to 1 GiB a
+    # second.
     ("grpc.enable_retries", 0),
 )
 
