@@ -49,9 +49,9 @@ class Measured:
 def measured(task: str, folder: Path) -> Measured:
     """Return the measurements on a task's proxy from the folder; if they are missing, measure and store them."""
     kept = folder / f"proxy-{task}.json"
+    proxy, whole = PROXIES[task](), TASKS[task]()
+    devices = max(max(_COUNTS), round(_DEVICES * len(proxy.train[1]) / len(whole.train[1])))
     if not kept.exists():
-        proxy, whole = PROXIES[task](), TASKS[task]()
-        devices = max(max(_COUNTS), round(_DEVICES * len(proxy.train[1]) / len(whole.train[1])))
         few, many = _COUNTS
         rounds = {
             "batches": {
@@ -68,26 +68,30 @@ def measured(task: str, folder: Path) -> Measured:
     by_batch = {int(batch): runs for batch, runs in found["batches"].items()}
     return Measured(
         BatchEfficiency.from_runs(task, by_batch, "federated rounds on a proxy"),
-        epoch_choice_of({int(epochs): (_mean(few), _mean(many)) for epochs, (few, many) in found["epochs"].items()}),
+        epoch_choice_of(
+            {int(epochs): (_mean(few), _mean(many)) for epochs, (few, many) in found["epochs"].items()}, devices
+        ),
     )
 
 
-def epoch_choice_of(rounds: Mapping[int, tuple[float, float]]) -> EpochChoice:
+def epoch_choice_of(rounds: Mapping[int, tuple[float, float]], devices: int) -> EpochChoice:
     """Return the choice of epochs that explains the rounds to a target with few and with many devices.
 
-    With `k` devices, the rounds are `c * (1 + h / k)`, as in `Progress`. Two numbers of devices determine `c` and `h`.
-    Numbers of epochs that make no more progress than a smaller number are left out.
+    With `k` of `n` devices, the rounds are `c * (1 + h / k * (n - k) / (n - 1))`, as in `Progress`. Two numbers of
+    devices determine `c` and `h`. Numbers of epochs that make no more progress than a smaller number are left out.
 
     Args:
         rounds: rounds by local epochs, for each of the two numbers of devices.
+        devices: number of devices that these were drawn from.
     """
     few, many = _COUNTS
     progress, half = dict[int, float](), dict[int, float]()
     for epochs, (with_few, with_many) in sorted(rounds.items()):
-        per_device = max(0.0, (with_few - with_many) / (1 / few - 1 / many))  # c * h
-        all_devices = max(with_many - per_device / many, 1e-9)
-        own_half = min(max(per_device / all_devices, _LEAST_HALF), _MOST_HALF)
-        brings = 1 / statistics.geometric_mean((with_few / (1 + own_half / few), with_many / (1 + own_half / many)))
+        per_device = max(0.0, (with_few - with_many) / (1 / few - 1 / many))  # c * h * n / (n - 1)
+        all_devices = max(with_many - per_device * (1 / many - 1 / devices), 1e-9)
+        own_half = min(max(per_device * (devices - 1) / devices / all_devices, _LEAST_HALF), _MOST_HALF)
+        more = [1 + own_half / count * (devices - count) / (devices - 1) for count in _COUNTS]
+        brings = 1 / statistics.geometric_mean((with_few / more[0], with_many / more[1]))
         if not progress or brings > max(progress.values()):
             progress[epochs], half[epochs] = brings, own_half
     return EpochChoice.of({epochs: each / progress[min(progress)] for epochs, each in progress.items()}, half)

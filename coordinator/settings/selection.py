@@ -45,8 +45,8 @@ class PolicySettings(Group):
     )
     half_devices: float | None = setting(
         None,
-        "Number of devices with which a round makes half of the possible progress, for the policy progress. Lower it if"
-        " the devices' data are alike.",
+        "Number of devices of a large fleet with which a round makes half of the possible progress, for the policy"
+        " progress. Lower it if the devices' data are alike.",
         unset="3",
     )
     overhead_s: float | None = setting(

@@ -33,9 +33,9 @@ class EpochOption:
     Attributes:
         epochs: number of passes of each selected device over its data.
         progress: progress of a round with all devices, relative to the other options.
-        half_devices: number of devices with which a round makes half of that progress; None for the policy's own
-            number. The more local epochs, the further the devices' models drift apart, and the more devices are
-            needed (Li et al., arXiv 1907.02189, theorem 2).
+        half_devices: number of devices of a much larger fleet with which a round makes half of that progress; None for
+            the policy's own number. The more local epochs, the further the devices' models drift apart, and the more
+            devices are needed (Li et al., arXiv 1907.02189, theorem 3).
 
     Raises:
         InvalidInputError: a number is out of range.

@@ -268,7 +268,7 @@ class EpochOption(_message.Message):
     progress: _builtins.float
     """of a round with all devices, relative to the other options"""
     half_devices: _builtins.float
-    """number of devices with which a round makes half of that; 0: the coordinator's own"""
+    """devices of a large fleet that make half of that progress; 0: the coordinator's own"""
     def __init__(
         self,
         *,

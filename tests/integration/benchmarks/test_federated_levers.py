@@ -46,9 +46,9 @@ def test_part_of_an_epoch_is_fewer_minibatches() -> None:
 
 def test_a_proxy_shows_how_many_devices_a_round_needs() -> None:
     def rounds(progress: float, half: float) -> tuple[float, float]:
-        return 100 / progress * (1 + half / 5), 100 / progress * (1 + half / 20)
+        return 100 / progress * (1 + half / 5 * 45 / 49), 100 / progress * (1 + half / 20 * 30 / 49)
 
-    fewest, most = epoch_choice_of({2: rounds(1, 3), 4: rounds(0.9, 3), 8: rounds(4, 9)}).options
+    fewest, most = epoch_choice_of({2: rounds(1, 3), 4: rounds(0.9, 3), 8: rounds(4, 9)}, 50).options
     assert (fewest.epochs, fewest.progress, fewest.half_devices) == (2, 1.0, pytest.approx(3))
     assert (most.epochs, most.progress, most.half_devices) == (8, pytest.approx(4), pytest.approx(9))
 

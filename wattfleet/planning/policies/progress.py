@@ -37,11 +37,12 @@ _MAX_RELATIVE_SAMPLES = 100.0
 class Progress:
     """Selects the set of devices that gives the run the most progress per second.
 
-    Federated averaging over `k` of many heterogeneous devices needs a number of rounds in proportion to `1 + h / k`
-    (Li et al., arXiv 1907.02189, theorem 2). So a round makes `k / (k + h)` of the progress of a round with all
-    devices. Its duration is that of its training plus an overhead. Progress over duration has a maximum at some `k`
-    and some duration, which depend on the budgets (Luo et al., arXiv 2012.08336, choose `k` from the same bound).
-    Where the plan may choose the local epochs, it is multiplied by their progress (see `ProgressSearch`).
+    Federated averaging over `k` of `n` heterogeneous devices, drawn without replacement, needs a number of rounds in
+    proportion to `1 + h / k * (n - k) / (n - 1)` (Li et al., arXiv 1907.02189, theorem 3). A round makes the inverse of
+    this of the progress of a round with all devices. Its duration is that of its training plus an overhead. Progress
+    over duration has a maximum at some `k` and some duration, which depend on the budgets (Luo et al., arXiv
+    2012.08336, choose `k` from the same bound). Where the plan may choose the local epochs, it is multiplied by their
+    progress (see `ProgressSearch`).
 
     In `k`, a device is weighted by its samples and by the number of rounds since it last took part, each relative to
     the mean. So it is not always the small and fast devices that train. A set never counts for more devices than it
@@ -54,8 +55,8 @@ class Progress:
 
     Attributes:
         count: maximum number of devices in a round; None for as many as are useful.
-        half_devices: number of devices `h` with which a round makes half the progress of a round with all devices. The
-            more similar the devices' data, the smaller it is.
+        half_devices: number of devices `h` of a much larger fleet with which a round makes half the progress of a round
+            with all devices. The more similar the devices' data, the smaller it is.
         overhead_s: seconds of a round in addition to its training.
     """
 

@@ -2,13 +2,12 @@
 
 A round with the devices `S`, in which device `i` of weight `w_i` trains `e_i` local epochs, makes a progress of
 
-    sum(w_i * f(e_i)) / (sum(w_i) + h)
+    sum(w_i * f(e_i)) / sum(w_i) * k / (k + h * (n - k) / (n - 1)),   k = sum(w_i)
 
-where `f(e)` is the progress of a round in which all devices train `e` epochs, and `h` the number of devices with which
-a round makes half of its progress, for the largest number of epochs in the set. With equal epochs this is
-`f(e) * k / (k + h)`. With different ones it is the mean progress of the devices times `k / (k + h)`: devices that train
-less do not add less noise to the average, because FedNova's normalisation gives all updates the same weight (Wang et
-al., arXiv 2007.07481).
+where `f(e)` is the progress of a round in which all `n` devices train `e` epochs, and `h` the number of devices of a
+much larger fleet with which a round makes half of its progress, for the largest number of epochs in the set (see
+`Progress`). The first factor is the mean progress of the devices: those that train less do not add less noise to the
+average, because FedNova's normalisation gives all updates the same weight (Wang et al., arXiv 2007.07481).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from wattfleet.planning.policies.local_improvement import improved
 from wattfleet.planning.policies.policy import PlanningContext
 from wattfleet.planning.utility import greedy_by_utility, greedy_by_utility_per_watt
 
-_LIMITS, _FINER_LIMITS = 32, 12
+_LIMITS, _LIMITS_SMALL_FLEET, _FINER_LIMITS = 32, 96, 12
 """Number of durations to try for each number of epochs, first over the whole range and then around the best one."""
 
 _OWN_LIMITS, _OWN_LIMITS_SMALL_FLEET, _OWN_RANGE = 10, 24, 6.0
@@ -79,7 +78,8 @@ class ProgressSearch:
             context: the round.
             worth: `[n]` weight of each device, 1 on average.
             places: maximum number of devices.
-            half_devices: number of devices for half the progress, for epochs that state none of their own.
+            half_devices: number of devices of a large fleet for half the progress, for epochs that state none of their
+                own.
             overhead_s: seconds of a round in addition to its training.
         """
         options = context.choice.options
@@ -130,7 +130,8 @@ class ProgressSearch:
         mean = float((worth * self._progress[own]).sum()) / weight
         devices = min(weight, len(chosen))  # a set counts for no more devices than it has
         duration_s = float(times_s[own, chosen].max()) + self._overhead_s
-        return mean * devices / (devices + self._half[int(own.max())]) / duration_s
+        left_out = (len(self._worth) - devices) / max(len(self._worth) - 1, 1)
+        return mean * devices / (devices + self._half[int(own.max())] * left_out) / duration_s
 
     def _within(self, limit_s: float, levels: Sequence[int]) -> tuple[Values, Values]:
         """The least power with which each device trains some options of epochs within a duration.
@@ -154,13 +155,14 @@ class ProgressSearch:
         if not len(times_s):
             return []
         first_s, last_s = float(times_s.min()) * (1 + 1e-9), float(times_s.max())
+        limits = _LIMITS_SMALL_FLEET if len(self._worth) <= _SMALL_FLEET else _LIMITS
         found = [
             one
-            for limit_s in np.geomspace(first_s, last_s, _LIMITS)
+            for limit_s in np.geomspace(first_s, last_s, limits)
             for one in self._sets_of_equal_epochs(level, limit_s)
         ]
         at_s = max(found, key=_progress_per_s).limit_s
-        step = (last_s / first_s) ** (1 / (_LIMITS - 1))
+        step = (last_s / first_s) ** (1 / (limits - 1))
         around_s = np.geomspace(max(at_s / step, first_s), min(at_s * step, last_s), _FINER_LIMITS)
         return found + [one for limit_s in around_s for one in self._sets_of_equal_epochs(level, limit_s)]
 
@@ -197,9 +199,10 @@ class ProgressSearch:
     def _with_own_epochs(self, top: int, equal: ScoredSet) -> Iterator[ScoredSet]:
         """Sets in which devices train up to the number of epochs `top`, and slow devices fewer.
 
-        For a fixed duration, the objective is a ratio of two sums over the devices, so the best set maximizes
-        `sum(w * (f - ratio))` (Dinkelbach, doi:10.1287/mnsc.13.7.492). Each device chooses its epochs at a price per
-        watt, and the supplies power the devices with the largest terms of this sum per watt.
+        For a fixed duration, the objective is the ratio of `sum(w * f)` and `sum(w) * (1 - h / (n - 1)) + h * n / (n -
+        1)`, so the best set maximizes `sum(w * (f - ratio * (1 - h / (n - 1))))` (Dinkelbach,
+        doi:10.1287/mnsc.13.7.492). Each device chooses its epochs at a price per watt, and the supplies power the
+        devices with the largest terms of this sum per watt.
 
         Args:
             top: index of the largest number of epochs.
@@ -208,11 +211,12 @@ class ProgressSearch:
         shortest_s = float(self._curves[0].time_s.min()) * (1 + 1e-9)
         longest_s = float(self._curves[top].time_s.max())
         around_s = max(equal.limit_s / _OWN_RANGE, shortest_s), min(equal.limit_s * _OWN_RANGE, longest_s)
+        by_device = 1 - self._half[top] / max(len(self._worth) - 1, 1)
         limits = _OWN_LIMITS_SMALL_FLEET if len(self._worth) <= _SMALL_FLEET else _OWN_LIMITS
         for limit_s in map(float, np.geomspace(*around_s, limits)):
             extra_w, times_s = self._within(limit_s, range(top + 1))
             ratio = equal.progress_per_s * (limit_s + self._overhead_s)  # a better set exceeds this ratio
-            gain = self._worth * np.maximum(self._progress[:, None] - ratio, 0.0)
+            gain = self._worth * np.maximum(self._progress[:, None] - ratio * by_device, 0.0)
             can = np.isfinite(extra_w) & (gain > 0)
             if not can.any():
                 continue

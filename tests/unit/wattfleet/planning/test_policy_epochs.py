@@ -68,17 +68,21 @@ def test_the_scale_of_the_progress_does_not_matter() -> None:
 
 def test_epochs_that_need_more_devices_are_chosen_where_there_are_many() -> None:
     choice = EpochChoice.of({1: 1.0, 9: 3.0}, half_devices={9: 30.0})
-    # The progress of n devices is n / (n + 3) with 1 epoch in 1010 s, and 3 n / (n + 30) with 9 epochs in 1090 s.
+    # Of many devices, n make a progress of about n / (n + 3) with 1 epoch in 1010 s, and 3 n / (n + 30) with 9 epochs
+    # in 1090 s.
     for count, epochs in ((2, 1), (40, 9)):
-        plan = planned(twins(count, (10, 12)), Progress(overhead_s=1000.0), choice)
-        assert set(epochs_of(plan).values()) == {epochs}
+        plan = planned(twins(400, (10, 12)), Progress(overhead_s=1000.0), choice, 400 * 2.0 + count * 10.0)
+        assert list(epochs_of(plan).values()) == [epochs] * count
+    # All devices of a fleet make all the progress, however few they are.
+    plan = planned(twins(2, (10, 12)), Progress(overhead_s=1000.0), choice)
+    assert set(epochs_of(plan).values()) == {9}
 
 
 def test_without_a_statement_the_devices_for_half_the_progress_are_the_policys() -> None:
     for half, epochs in ((0.5, 1), (50.0, 9)):
         # `half_devices` is stated for 9 epochs only, as 20. For 1 epoch, the policy's value counts.
         choice = EpochChoice.of({1: 1.0, 9: 2.0}, half_devices={9: 20.0})
-        plan = planned(twins(10, (10, 12)), Progress(half_devices=half, overhead_s=1000.0), choice)
+        plan = planned(twins(200, (10, 12)), Progress(half_devices=half, overhead_s=1000.0), choice, 200 * 2.0 + 100.0)
         assert set(epochs_of(plan).values()) == {epochs}
 
 

@@ -33,7 +33,8 @@ def test_among_equals_the_number_and_duration_are_optimal(seed: int) -> None:
     policy = Progress(half_devices=float(chance.uniform(0.5, 6)), overhead_s=float(chance.uniform(0, 30)))
 
     def progress(devices: int, duration_s: float) -> float:
-        return devices / (devices + policy.half_devices) / (duration_s + policy.overhead_s)
+        needed = devices + policy.half_devices * (8 - devices) / 7
+        return devices / needed / (duration_s + policy.overhead_s)
 
     # With equal devices, the most devices that fit into a duration are best for it. All durations are tried.
     curves, headroom = curves_of(fleet.offers, 1.0), fleet.allowance.headroom(fleet.offers)
@@ -98,7 +99,7 @@ def test_every_device_trains_within_the_first_rounds(budget_w: float) -> None:
 
 
 def test_a_device_that_is_excluded_by_a_rule_is_not_forced_to_train() -> None:
-    offers = [*twins(3, (10, 12)), Offer("slow", front((60, 14)), 2.0)]
+    offers = [*twins(3, (10, 12)), Offer("slow", front((400, 14)), 2.0)]
     history = run(offers[:3], Progress(), rounds=10, site_w=PLENTY_W)
     without = Selection(exclude=("id:slow",))
     plan = plan_round(offers, Progress(), Allowance.of_site(PLENTY_W), 1.0, 11, history, without)
@@ -146,9 +147,10 @@ def test_a_device_that_always_fails_is_never_selected_alone() -> None:
     )
     with_it = [past.device_ids for past in history.rounds if "quick" in past.device_ids]
     assert len(with_it) >= 5 and min(map(len, with_it)) >= 3
-    # The failing device costs the others almost nothing.
+    # The failing device costs the others no trainings.
     healthy = run(uneven(), Progress(), rounds=50, site_w=PLENTY_W).times_completed
-    assert all(history.times_completed[f"device-{k}"] >= 0.9 * healthy[f"device-{k}"] for k in range(9))
+    others = [f"device-{k}" for k in range(9)]
+    assert sum(history.times_completed[each] for each in others) >= sum(healthy[each] for each in others)
 
 
 def test_failed_rounds_do_not_raise_the_weight() -> None:

@@ -46,15 +46,15 @@ def random_history(chance: np.random.Generator, devices: int) -> History:
 
 
 def value(
-    policy: Progress, choice: EpochChoice, worth: Sequence[float], level: Sequence[int], duration_s: float
+    policy: Progress, choice: EpochChoice, worth: Sequence[float], level: Sequence[int], duration_s: float, n: int
 ) -> float:
-    """Progress per second of a set, given each device's worth and the index of its number of epochs."""
+    """Progress per second of a set of `n` devices, given each one's worth and the index of its number of epochs."""
     options = [choice.options[k] for k in level]
     mean = sum(w * option.progress for w, option in zip(worth, options, strict=True)) / sum(worth)
     devices = min(sum(worth), len(worth))
     stated = choice.options[max(level)].half_devices
     half = policy.half_devices if stated is None else stated
-    return mean * devices / (devices + half) / (duration_s + policy.overhead_s)
+    return mean / (1 + half / devices * (n - devices) / (n - 1)) / (duration_s + policy.overhead_s)
 
 
 def best_of_all(fleet: Fleet, policy: Progress, choice: EpochChoice, worth: NDArray[np.float64]) -> float:
@@ -70,7 +70,7 @@ def best_of_all(fleet: Fleet, policy: Progress, choice: EpochChoice, worth: NDAr
     progress = np.append([option.progress for option in options], 0.0)[every]  # index -1 is the appended 0
     half = np.array([policy.half_devices if o.half_devices is None else o.half_devices for o in options])
     devices = np.minimum(weight, count)
-    gain = (progress @ worth) / weight * devices / (devices + half[every.max(axis=1)])
+    gain = (progress @ worth) / weight / (1 + half[every.max(axis=1)] / devices * (n - devices) / (n - 1))
     seconds = np.array(
         [[[done_s(o, p, option.epochs) for p in range(len(o.front))] for o in fleet.offers] for option in options]
     )
@@ -108,7 +108,8 @@ def test_a_small_fleet_is_planned_as_well_as_by_trying_all(
     numbers = [option.epochs for option in choice.options]
     level = [numbers.index(assignment.epochs) for assignment in plan.assignments]
     assert is_per_device or len(set(level)) == 1
-    made = value(policy, choice, [worth[each.device_id] for each in plan.assignments], level, plan.duration_s)
+    own = [worth[each.device_id] for each in plan.assignments]
+    made = value(policy, choice, own, level, plan.duration_s, devices)
     best = best_of_all(fleet, policy, choice, np.array(list(worth.values())))
     assert least * best <= made <= best * (1 + 1e-9), "nothing is better than all, so the oracle knows all"
 
