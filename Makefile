@@ -87,7 +87,7 @@ soak: install ## Let a fleet train for an hour (SOAK_S), and look for growth: ou
 	mkdir -p out/soak
 	SOAK_S=$${SOAK_S:-3600} SOAK_OUT=out/soak $(BIN)/pytest -s tests/soak
 
-worlds: install ## Look for excess power in 30,000 random worlds of failures: about 45 minutes of one core
+worlds: install ## Look for excess power in 30,000 random worlds of failures from WORLDS_FIRST: 45 minutes of one core
 	WORLDS=30000 $(PYTEST) --timeout=7200 tests/worlds
 
 workloads: install ## Let 100 devices train 20 workloads for an hour of virtual time: about 6 minutes of one core

@@ -49,11 +49,12 @@ class Measured:
 def measured(task: str, folder: Path) -> Measured:
     """Return the measurements on a task's proxy from the folder; if they are missing, measure and store them."""
     kept = folder / f"proxy-{task}.json"
-    proxy, whole = PROXIES[task](), TASKS[task]()
-    devices = max(max(_COUNTS), round(_DEVICES * len(proxy.train[1]) / len(whole.train[1])))
     if not kept.exists():
+        proxy, whole = PROXIES[task](), TASKS[task]()
+        devices = max(max(_COUNTS), round(_DEVICES * len(proxy.train[1]) / len(whole.train[1])))
         few, many = _COUNTS
         rounds = {
+            "devices": devices,
             "batches": {
                 batch: rounds_to_target(proxy, devices, few, LocalWork(LOCAL_EPOCHS, batch)) for batch in BATCHES
             },
@@ -69,7 +70,8 @@ def measured(task: str, folder: Path) -> Measured:
     return Measured(
         BatchEfficiency.from_runs(task, by_batch, "federated rounds on a proxy"),
         epoch_choice_of(
-            {int(epochs): (_mean(few), _mean(many)) for epochs, (few, many) in found["epochs"].items()}, devices
+            {int(epochs): (_mean(few), _mean(many)) for epochs, (few, many) in found["epochs"].items()},
+            found["devices"],
         ),
     )
 

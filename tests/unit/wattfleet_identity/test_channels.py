@@ -40,7 +40,7 @@ def hanging_up() -> Iterator[tuple[str, Callable[[], int]]]:
             connection.sendall(_SETTINGS)
             connection.recv(_PREFACE_BYTES, socket.MSG_WAITALL)
             # The call is on its way once its headers have arrived after the client's settings.
-            while b"/wattfleet" not in connection.recv(65_536):
+            while (received := connection.recv(65_536)) and b"/wattfleet" not in received:
                 pass
             connection.sendall(_GOAWAY_UNREAD)
             connection.shutdown(socket.SHUT_WR)

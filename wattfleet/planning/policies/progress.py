@@ -37,10 +37,10 @@ _MAX_RELATIVE_SAMPLES = 100.0
 class Progress:
     """Selects the set of devices that gives the run the most progress per second.
 
-    Federated averaging over `k` of `n` heterogeneous devices, drawn without replacement, needs a number of rounds in
-    proportion to `1 + h / k * (n - k) / (n - 1)` (Li et al., arXiv 1907.02189, theorem 3). A round makes the inverse of
-    this of the progress of a round with all devices. Its duration is that of its training plus an overhead. Progress
-    over duration has a maximum at some `k` and some duration, which depend on the budgets (Luo et al., arXiv
+    Federated averaging over `k` of a run's `n` heterogeneous devices, drawn without replacement, needs a number of
+    rounds in proportion to `1 + h / k * (n - k) / (n - 1)` (Li et al., arXiv 1907.02189, theorem 3). A round makes the
+    inverse of this of the progress of a round with all devices. Its duration is that of its training plus an overhead.
+    Progress over duration has a maximum at some `k` and some duration, which depend on the budgets (Luo et al., arXiv
     2012.08336, choose `k` from the same bound). Where the plan may choose the local epochs, it is multiplied by their
     progress (see `ProgressSearch`).
 
@@ -146,7 +146,7 @@ def _filled(context: PlanningContext, curves: Curves, wanted: Mask, due: Mask, w
 
 
 def device_worth(offers: Sequence[Offer], server_round: int, history: History) -> Values:
-    """`[n]` weight of each device, about 1 on average.
+    """`[n]` weight of each device, 1 on average.
 
     It grows with the samples, with the rounds since the device was last selected, and with the uncertainty of its time.
 
@@ -166,4 +166,4 @@ def device_worth(offers: Sequence[Offer], server_round: int, history: History) -
     samples = np.where(known, samples, samples[known].mean() if known.any() else 1.0)
     speed = np.exp([float(offer.front.epoch_log_sd[0]) for offer in offers])
     worth = rounds / rounds.mean() * samples / samples.mean() * speed / speed.mean()
-    return np.asarray(worth, dtype=np.float64)
+    return np.asarray(worth / worth.mean(), dtype=np.float64)

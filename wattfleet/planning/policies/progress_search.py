@@ -4,7 +4,8 @@ A round with the devices `S`, in which device `i` of weight `w_i` trains `e_i` l
 
     sum(w_i * f(e_i)) / sum(w_i) * k / (k + h * (n - k) / (n - 1)),   k = sum(w_i)
 
-where `f(e)` is the progress of a round in which all `n` devices train `e` epochs, and `h` the number of devices of a
+where `k` is at most the number of the devices, `f(e)` the progress of a round in which all `n` devices of the run train
+`e` epochs, and `h` the number of devices of a
 much larger fleet with which a round makes half of its progress, for the largest number of epochs in the set (see
 `Progress`). The first factor is the mean progress of the devices: those that train less do not add less noise to the
 average, because FedNova's normalisation gives all updates the same weight (Wang et al., arXiv 2007.07481).
@@ -29,9 +30,9 @@ from wattfleet.planning.utility import greedy_by_utility, greedy_by_utility_per_
 _LIMITS, _LIMITS_SMALL_FLEET, _FINER_LIMITS = 32, 96, 12
 """Number of durations to try for each number of epochs, first over the whole range and then around the best one."""
 
-_OWN_LIMITS, _OWN_LIMITS_SMALL_FLEET, _OWN_RANGE = 10, 24, 6.0
-"""If devices train different epochs: the number of durations to try in large and in small fleets, and the factor by
-which they may differ from the best duration with equal epochs."""
+_OWN_LIMITS, _OWN_RANGE = 10, 6.0
+"""If devices of a large fleet train different epochs: the number of durations to try, and the factor by which they may
+differ from the best duration with equal epochs. For small fleets, the whole range is tried."""
 
 _PRICES = (0.0, 0.3, 1.0, 3.0)
 """Prices of a watt to try, relative to the median progress per watt. At a higher price, devices train less."""
@@ -87,6 +88,9 @@ class ProgressSearch:
         self._places = places
         self._overhead_s = overhead_s
         self._headroom = context.headroom
+        # Devices that are busy or away hold data, too, though they are no candidates now.
+        everybody = {offer.device_id for offer in context.offers} | context.history.last_selected.keys()
+        self._all, self._all_others = len(everybody), max(len(everybody) - 1, 1)
         self._is_per_device = context.choice.is_per_device
         self._progress = np.array([option.progress for option in options])
         self._half = [half_devices if each.half_devices is None else each.half_devices for each in options]
@@ -130,7 +134,7 @@ class ProgressSearch:
         mean = float((worth * self._progress[own]).sum()) / weight
         devices = min(weight, len(chosen))  # a set counts for no more devices than it has
         duration_s = float(times_s[own, chosen].max()) + self._overhead_s
-        left_out = (len(self._worth) - devices) / max(len(self._worth) - 1, 1)
+        left_out = (self._all - devices) / self._all_others
         return mean * devices / (devices + self._half[int(own.max())] * left_out) / duration_s
 
     def _within(self, limit_s: float, levels: Sequence[int]) -> tuple[Values, Values]:
@@ -210,10 +214,11 @@ class ProgressSearch:
         """
         shortest_s = float(self._curves[0].time_s.min()) * (1 + 1e-9)
         longest_s = float(self._curves[top].time_s.max())
-        around_s = max(equal.limit_s / _OWN_RANGE, shortest_s), min(equal.limit_s * _OWN_RANGE, longest_s)
-        by_device = 1 - self._half[top] / max(len(self._worth) - 1, 1)
-        limits = _OWN_LIMITS_SMALL_FLEET if len(self._worth) <= _SMALL_FLEET else _OWN_LIMITS
-        for limit_s in map(float, np.geomspace(*around_s, limits)):
+        tried_s = max(equal.limit_s / _OWN_RANGE, shortest_s), min(equal.limit_s * _OWN_RANGE, longest_s), _OWN_LIMITS
+        if len(self._worth) <= _SMALL_FLEET:
+            tried_s = shortest_s, longest_s, _LIMITS_SMALL_FLEET
+        by_device = 1 - self._half[top] / self._all_others
+        for limit_s in map(float, np.geomspace(*tried_s)):
             extra_w, times_s = self._within(limit_s, range(top + 1))
             ratio = equal.progress_per_s * (limit_s + self._overhead_s)  # a better set exceeds this ratio
             gain = self._worth * np.maximum(self._progress[:, None] - ratio * by_device, 0.0)

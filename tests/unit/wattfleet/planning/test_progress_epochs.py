@@ -24,10 +24,11 @@ def choice_of(chance: np.random.Generator, is_per_device: bool) -> EpochChoice:
 
 
 def worth_of(fleet: Fleet, history: History, server_round: int) -> NDArray[np.float64]:
-    """The worth of each device: samples times rounds since its last selection, each relative to the mean."""
+    """The worth of each device: samples times rounds since its last selection, relative to the mean."""
     samples = np.array([history.latest[offer.device_id][1].num_examples or 0.0 for offer in fleet.offers])
     away = server_round - np.array([history.last_selected[offer.device_id] for offer in fleet.offers])
-    return np.asarray(samples / samples.mean() * away / away.mean(), dtype=np.float64)
+    worth = samples * away
+    return np.asarray(worth / worth.mean(), dtype=np.float64)
 
 
 def random_history(chance: np.random.Generator, devices: int) -> History:
@@ -93,7 +94,9 @@ def best_of_all(fleet: Fleet, policy: Progress, choice: EpochChoice, worth: NDAr
 
 
 @pytest.mark.parametrize(
-    ("is_per_device", "devices", "least"), [(False, 8, 1 - 1e-6), (True, 6, 0.99)], ids=["equal", "own"]
+    ("is_per_device", "devices", "least"),
+    [(False, 8, 1 - 1e-6), (True, 6, 0.99), (True, 2, 0.9)],
+    ids=["equal", "own", "own, fewer than make half the progress"],
 )
 @pytest.mark.parametrize("seed", range(12))
 def test_a_small_fleet_is_planned_as_well_as_by_trying_all(
