@@ -1,7 +1,7 @@
 """Under any sequence of failures, devices draw no more than the budget and the grants from before its last decrease.
 
-`WORLDS=30000 pytest tests/worlds` is the long form (`make worlds`), and `WORLDS_FIRST` its first seed. The test reports the seed of a failing world,
-shrinks it, and lists its events.
+`WORLDS=30000 pytest tests/worlds` is the long form (`make worlds`), and `WORLDS_FIRST` its first seed. The test reports
+the seed of a failing world, shrinks it, and lists its events.
 """
 
 from __future__ import annotations
