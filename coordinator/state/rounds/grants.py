@@ -254,12 +254,11 @@ class Grants:
     def give_up_runs(self, run_ids: Collection[str]) -> None:
         """Stop waiting for the devices of finished runs, and stop those that measure for them."""
         self.stop_measuring([each for each, plan_id in self.of_measuring() if run_of(plan_id) in run_ids])
-        given_up = [
-            (device_id, known.plan_id) for device_id, known in self.in_flight() if run_of(known.plan_id) in run_ids
-        ]
-        for device_id, plan_id in given_up:
+        # Those that were given up earlier, too: from now on, their rounds may not be loaded by a restart.
+        of_runs = [(device_id, known.plan_id) for device_id, known in self._known() if run_of(known.plan_id) in run_ids]
+        for device_id, plan_id in of_runs:
             self._give_up(device_id, plan_id)
-        self.unstored.note([device_id for device_id, _ in given_up], self._leftover)
+        self.unstored.note([device_id for device_id, _ in of_runs], self._leftover)
 
     def stop_runs(self, run_ids: Collection[str]) -> None:
         """Stop all trainings of finished runs, or cancel them before they begin."""

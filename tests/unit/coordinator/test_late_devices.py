@@ -148,6 +148,22 @@ def test_a_late_device_of_an_ended_run_is_given_up_by_a_restart() -> None:
     assert grant is not None and grant.is_given_up
 
 
+@pytest.mark.parametrize("gives_up", [True, False], ids=["its server gave it up", "it was observed"])
+def test_a_training_that_nobody_waits_for_is_stored_when_its_run_ends(gives_up: bool) -> None:
+    """A restart may not load the unfinished round of an ended run, while the device still trains (world 13020551)."""
+    fleet = small_fleet()
+    plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
+    confirm_all(fleet)
+    train(fleet, "nano")
+    if gives_up:
+        fleet.rounds.grants.give_up_devices(["nano"], RUN)
+    else:
+        fleet.rounds.grants.observed("nano", plan_id)
+    fleet.rounds.grants.unstored.take()
+    fleet.flower.finish_run(RUN, "")
+    assert GivenUpTraining("nano", plan_id) in fleet.rounds.grants.unstored.take()
+
+
 def test_results_of_earlier_versions_are_not_late() -> None:
     record = late_round(small_fleet())
     stored = round_values(record)["results"]
