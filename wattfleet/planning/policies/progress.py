@@ -83,12 +83,15 @@ class Progress:
         """Request the set, and its local epochs, with the most progress per second among those that are tried."""
         worth = device_worth(context.offers, context.server_round, context.history)
         places = len(worth) if self.count is None else context.places(self.count, len(worth))
-        found = ProgressSearch(context, worth, places, self.half_devices, self.overhead_s).best()
+        search = ProgressSearch(context, worth, places, self.half_devices, self.overhead_s)
+        found = search.best()
         if found is None:
             return any_devices(context, 1)  # planning then fails with an error that states the missing watts
         due = _due(context, found.chosen)
-        best = found.chosen
-        level = np.where(best, found.level, 0 if context.choice.is_per_device else int(found.level.max()))
+        if due.any():
+            found = search.with_due(found, due)
+        best = found.chosen & ~due
+        level = np.where(found.chosen, found.level, 0 if context.choice.is_per_device else int(found.level.max()))
         epochs = np.array([option.epochs for option in context.choice.options])[level]
         chosen = _filled(context, context.fronts.curves(epochs), best | due, due, worth, places)
         reasons = {int(k): _BEST if best[k] else _DUE if due[k] else _FILLED for k in np.flatnonzero(chosen)}

@@ -112,7 +112,8 @@ class ProgressSearch:
         elif len(kinds) > 1:
             # The plan can shorten the durations that were tried, for some numbers of epochs more than for others.
             best_of_each = [max(kind, key=_progress_per_s) for kind in kinds if kind]
-            found = [self._fastest_set(one.level) for one in best_of_each if one.chosen.any()]
+            fastest = [self._fastest_set(one.level) for one in best_of_each if one.chosen.any()]
+            found = [one for one in fastest if one is not None]
         best = max(found, key=_progress_per_s, default=None)
         return best if best is not None and best.chosen.any() else None
 
@@ -250,15 +251,48 @@ class ProgressSearch:
             # help.
             rate = partial(self._rate, times_s=np.full_like(times_s, one.limit_s))
             level = improved(one.level, extra_w, self._headroom, self._places, rate)
-            yield self._fastest_set(level)
+            if (fastest := self._fastest_set(level)) is not None:
+                yield fastest
 
-    def _fastest_set(self, level: Indices) -> ScoredSet:
-        """The set with the shortest duration that the supplies allow for its devices and epochs."""
+    # --- given sets -----------------------------------------------------------------------------------------------
+
+    def with_due(self, best: ScoredSet, due: Mask) -> ScoredSet:
+        """The best of the sets that consist of devices that are due and of none, some or all of the best ones.
+
+        Devices that are due may need so many of the watts that the best ones would train in much slower modes.
+
+        Args:
+            best: the best set.
+            due: `[n]` the devices that are due.
+        """
+        level = np.where(best.level >= 0, best.level, 0 if self._is_per_device else int(best.level.max()))
+        others = np.flatnonzero(best.chosen & ~due)
+        others = others[np.argsort(-self._worth[others], kind="stable")]
+        sizes = {0, len(others)} | {2**k for k in range(len(others).bit_length())}
+        found = []
+        for size in sorted(sizes):
+            wanted = due.copy()
+            wanted[others[:size]] = True
+            found.append(self._fastest_set(np.where(wanted, level, -1), due))
+        return max((one for one in found if one is not None), key=_progress_per_s)
+
+    def _fastest_set(self, level: Indices, priority: Mask | None = None) -> ScoredSet | None:
+        """The set with the shortest duration that the supplies and places allow for some devices and their epochs.
+
+        None if the supplies can power none of them.
+
+        Args:
+            level: `[n]` as in `ScoredSet`.
+            priority: `[n]` the devices to keep if not all can train; None for none.
+        """
         curves = self._fronts.curves(self._epochs[np.maximum(level, 0)])
-        chosen = np.asarray(level >= 0)
-        allocation = min_makespan(curves, self._headroom, int(chosen.sum()), chosen, np.zeros_like(chosen))
-        assert allocation is not None, "the supplies can power the set at some duration"
-        limit_s = allocation.limit_s
+        wanted = np.asarray(level >= 0)
+        count = min(self._places, int(wanted.sum()))
+        kept_first = np.zeros_like(wanted) if priority is None else priority
+        allocation = min_makespan(curves, self._headroom, count, wanted, kept_first)
+        if allocation is None:
+            return None
+        level, limit_s = np.where(allocation.step >= 0, level, -1), allocation.limit_s
         return self._scored(level, limit_s, np.full((len(self._curves), len(level)), limit_s))
 
 

@@ -129,6 +129,17 @@ def test_a_device_that_is_excluded_by_a_rule_is_not_forced_to_train() -> None:
     assert "it has not trained in this run yet" in reason
 
 
+def test_a_device_that_is_due_does_not_wait_for_the_watts_of_others() -> None:
+    """Together they take 600 s within 12 W above idle, and the slow one alone 60 s."""
+    offers = [Offer("fast", front((10, 12), (100, 6)), 2.0), Offer("slow", front((60, 14), (600, 10)), 2.0)]
+    history = run(offers[:1], Progress(), rounds=1, site_w=PLENTY_W)
+    plan = plan_round(offers, Progress(), Allowance.of_site(2 * 2.0 + 12.0), 1.0, 2, history)
+    assert (chosen(plan), plan.duration_s) == (["slow"], 60.0)
+    # Where the watts suffice for both, both train.
+    plan = plan_round(offers, Progress(), Allowance.of_site(2 * 2.0 + 22.0), 1.0, 2, history)
+    assert (chosen(plan), plan.duration_s) == (["fast", "slow"], 60.0)
+
+
 def test_watts_that_are_left_go_to_devices_that_finish_within_the_round() -> None:
     # The slow device is due and takes 60 s; the others need 1 W each to finish within that, and 40 W are there.
     offers = [*twins(8, (10, 12), (55, 3)), Offer("slow", front((60, 14)), 2.0)]
