@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from coordinator.display.device_words import (
     granted,
     in_state_for,
@@ -15,6 +17,7 @@ from coordinator.display.device_words import (
     trust,
     worst_first,
 )
+from coordinator.display.run_totals import trainings_words
 from coordinator.display.run_words import RunNames
 
 NOW = 10_000.0
@@ -137,3 +140,11 @@ def test_a_device_offline_since_before_the_start_counts_from_its_last_report() -
 def test_profiling_that_takes_longer_than_expected_is_overdue() -> None:
     texts = [profiling_left({"profiling_left_s": left_s}) for left_s in (None, 95.0, 0.0)]
     assert texts == ["-", "≤ 95 s", "overdue"]
+
+
+@pytest.mark.parametrize(
+    ("observed", "trainings", "words"),
+    [(1, 1, "1 training"), (0, 1, "0 of 1 training"), (9, 9, "9 trainings"), (7, 9, "7 of 9 trainings")],
+)
+def test_the_trainings_that_an_energy_covers_are_counted_in_words(observed: int, trainings: int, words: str) -> None:
+    assert trainings_words(observed, trainings) == words
