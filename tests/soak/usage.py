@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -84,9 +85,9 @@ def write_csv(samples: Sequence[Sample], path: Path) -> None:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file():
-                yield path.stat().st_size
-        except FileNotFoundError:
-            pass  # a temporary file that was renamed meanwhile
+    for parent, _, names in os.walk(folder):  # unlike `rglob`, it bears folders that are renamed meanwhile
+        for name in names:
+            try:
+                yield os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                pass  # a temporary file that was renamed meanwhile

@@ -177,7 +177,7 @@ class PlanningClient:
             self._send_pending()
 
     def call(self, method: str, request: Any) -> Any:
-        """Call a method and return its response; the method may be called twice.
+        """Call a method and return its response.
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
@@ -186,12 +186,10 @@ class PlanningClient:
         try:
             return self._call(method, request, _ANSWER_TIMEOUT_S, wait_for_ready=False)
         except RefusedError as refused:
-            if refused.code not in UNREACHABLE:
-                raise
-            self.connect()
-        # The connection may have been closed as idle at the same moment. A coordinator that has no ready device answers
-        # with the same status again.
-        return self._call(method, request, _ANSWER_TIMEOUT_S, wait_for_ready=False)
+            if refused.code in UNREACHABLE:
+                # A coordinator that has no ready device answers with the same status.
+                self.connect()
+            raise
 
     def call_briefly(self, method: str, request: Any) -> Any:
         """Call a method with a short timeout, and return its response.
