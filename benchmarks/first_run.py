@@ -617,11 +617,14 @@ def write(outcomes: Sequence[Outcome], path: Path) -> None:
 def read(path: Path) -> list[Outcome]:
     """Read outcomes that `write` has written."""
     texts = {each.name for each in fields(Outcome) if each.type == "str"}
+    outcomes = []
     with path.open(encoding="utf-8") as file:
-        return [
-            Outcome(**{name: text if name in texts else float(text) if text else None for name, text in row.items()})  # type: ignore[arg-type]
-            for row in csv.DictReader(file)
-        ]
+        for row in csv.DictReader(file):
+            values: dict[str, Any] = {
+                name: text if name in texts else float(text) if text else None for name, text in row.items()
+            }
+            outcomes.append(Outcome(**values))
+    return outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

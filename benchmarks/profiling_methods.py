@@ -81,8 +81,7 @@ def losses(data: Path, runs: int, methods: list[str]) -> Iterator[Loss]:
         budgets_w = [float(watts) for watts in range(target.budgets_w[0], target.budgets_w[1] + 1)]
 
         def evaluated(method: ChoiceMethod, limit: int, budgets_w: list[float], runs: int) -> ChoiceCases:
-            # It is called only within its own iteration.
-            return evaluate_choice(profile, method, limit, budgets_w, runs, 0, trusted=trusted)  # noqa: B023
+            return evaluate_choice(profile, method, limit, budgets_w, runs, 0, trusted=trusted)  # noqa: B023  # called only within its own iteration
 
         for method in methods:
             if method == "binary-search":

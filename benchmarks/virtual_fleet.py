@@ -188,7 +188,7 @@ class TimedBoard(SimulatedDevice):
     def _new_clock(self) -> Clock:
         return _BoardClock(self._time_of_loop)
 
-    def built_in_workload(self, workload: Workload | None = None) -> None:  # type: ignore[override]
+    def built_in_workload(self, workload: Workload | None = None) -> None:  # type: ignore[override]  # no workload at all
         """Return None: only an app trains here."""
         return
 

@@ -255,10 +255,10 @@ class Grants:
         """Stop waiting for the devices of finished runs, and stop those that measure for them."""
         self.stop_measuring([each for each, plan_id in self.of_measuring() if run_of(plan_id) in run_ids])
         # Those that were given up earlier, too: from now on, their rounds may not be loaded by a restart.
-        of_runs = [(device_id, known.plan_id) for device_id, known in self._known() if run_of(known.plan_id) in run_ids]
-        for device_id, plan_id in of_runs:
+        of_runs = {device_id: each.plan_id for device_id, each in self._known() if run_of(each.plan_id) in run_ids}
+        for device_id, plan_id in of_runs.items():
             self._give_up(device_id, plan_id)
-        self.unstored.note([device_id for device_id, _ in of_runs], self._leftover)
+        self.unstored.note(of_runs, self._leftover)
 
     def stop_runs(self, run_ids: Collection[str]) -> None:
         """Stop all trainings of finished runs, or cancel them before they begin."""

@@ -44,8 +44,8 @@ class Progress:
     2012.08336, choose `k` from the same bound). Where the plan may choose the local epochs, it is multiplied by their
     progress (see `ProgressSearch`).
 
-    In `k`, a device is weighted by its samples and by the number of rounds since it last took part, each relative to
-    the mean. So it is not always the small and fast devices that train. A set never counts for more devices than it
+    In `k`, a device is weighted by its samples times the number of rounds since it last took part, relative to the
+    mean. So it is not always the small and fast devices that train. A set never counts for more devices than it
     has, so a device that was absent for very long, such as one that joins a long run, does not train alone either.
 
     A device whose time is uncertain is tried with optimism (UCB: Auer et al. 2002, doi:10.1023/A:1013689704352): its
@@ -91,8 +91,7 @@ class Progress:
         if due.any():
             found = search.with_due(found, due)
         best = found.chosen & ~due
-        level = np.where(found.chosen, found.level, 0 if context.choice.is_per_device else int(found.level.max()))
-        epochs = np.array([option.epochs for option in context.choice.options])[level]
+        epochs = np.array([option.epochs for option in context.choice.options])[search.level_to_join(found)]
         chosen = _filled(context, context.fronts.curves(epochs), best | due, due, worth, places)
         reasons = {int(k): _BEST if best[k] else _DUE if due[k] else _FILLED for k in np.flatnonzero(chosen)}
         request = replace(only_devices(chosen, reasons, _OTHERS), priority=due & chosen)
@@ -168,5 +167,5 @@ def device_worth(offers: Sequence[Offer], server_round: int, history: History) -
         samples = np.minimum(samples, _MAX_RELATIVE_SAMPLES * np.median(samples[known]))
     samples = np.where(known, samples, samples[known].mean() if known.any() else 1.0)
     speed = np.exp([float(offer.front.epoch_log_sd[0]) for offer in offers])
-    worth = rounds / rounds.mean() * samples / samples.mean() * speed / speed.mean()
+    worth = rounds * samples * speed
     return np.asarray(worth / worth.mean(), dtype=np.float64)

@@ -5,10 +5,10 @@ A round with the devices `S`, in which device `i` of weight `w_i` trains `e_i` l
     sum(w_i * f(e_i)) / sum(w_i) * k / (k + h * (n - k) / (n - 1)),   k = sum(w_i)
 
 where `k` is at most the number of the devices, `f(e)` the progress of a round in which all `n` devices of the run train
-`e` epochs, and `h` the number of devices of a
-much larger fleet with which a round makes half of its progress, for the largest number of epochs in the set (see
-`Progress`). The first factor is the mean progress of the devices: those that train less do not add less noise to the
-average, because FedNova's normalisation gives all updates the same weight (Wang et al., arXiv 2007.07481).
+`e` epochs, and `h` the number of devices of a much larger fleet with which a round makes half of its progress, for the
+largest number of epochs in the set (see `Progress`). The first factor is the mean progress of the devices: those that
+train less do not add less noise to the average, because FedNova's normalisation gives all updates the same weight (Wang
+et al., arXiv 2007.07481).
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class ProgressSearch:
         """
         options = context.choice.options
         self._worth = worth
+        self._is_small_fleet = len(worth) <= _SMALL_FLEET
+        self._limits = _LIMITS_SMALL_FLEET if self._is_small_fleet else _LIMITS
         self._places = places
         self._overhead_s = overhead_s
         self._headroom = context.headroom
@@ -107,13 +109,12 @@ class ProgressSearch:
             equal = max(found, key=_progress_per_s)
             kinds += [list(self._with_own_epochs(top, equal)) for top in range(1, len(kinds))]
             found = list(itertools.chain.from_iterable(kinds))
-        if len(self._worth) <= _SMALL_FLEET:
+        if self._is_small_fleet:
             found += list(self._improved(found))
         elif len(kinds) > 1:
             # The plan can shorten the durations that were tried, for some numbers of epochs more than for others.
             best_of_each = [max(kind, key=_progress_per_s) for kind in kinds if kind]
-            fastest = [self._fastest_set(one.level) for one in best_of_each if one.chosen.any()]
-            found = [one for one in fastest if one is not None]
+            found = [self._fastest_set(one.level) for one in best_of_each if one.chosen.any()]
         best = max(found, key=_progress_per_s, default=None)
         return best if best is not None and best.chosen.any() else None
 
@@ -160,14 +161,13 @@ class ProgressSearch:
         if not len(times_s):
             return []
         first_s, last_s = float(times_s.min()) * (1 + 1e-9), float(times_s.max())
-        limits = _LIMITS_SMALL_FLEET if len(self._worth) <= _SMALL_FLEET else _LIMITS
         found = [
             one
-            for limit_s in np.geomspace(first_s, last_s, limits)
+            for limit_s in np.geomspace(first_s, last_s, self._limits)
             for one in self._sets_of_equal_epochs(level, limit_s)
         ]
         at_s = max(found, key=_progress_per_s).limit_s
-        step = (last_s / first_s) ** (1 / (limits - 1))
+        step = (last_s / first_s) ** (1 / (self._limits - 1))
         around_s = np.geomspace(max(at_s / step, first_s), min(at_s * step, last_s), _FINER_LIMITS)
         return found + [one for limit_s in around_s for one in self._sets_of_equal_epochs(level, limit_s)]
 
@@ -204,8 +204,8 @@ class ProgressSearch:
     def _with_own_epochs(self, top: int, equal: ScoredSet) -> Iterator[ScoredSet]:
         """Sets in which devices train up to the number of epochs `top`, and slow devices fewer.
 
-        For a fixed duration, the objective is the ratio of `sum(w * f)` and `sum(w) * (1 - h / (n - 1)) + h * n / (n -
-        1)`, so the best set maximizes `sum(w * (f - ratio * (1 - h / (n - 1))))` (Dinkelbach,
+        For a fixed duration and `a = h / (n - 1)`, the objective is the ratio of `sum(w * f)` and
+        `sum(w) * (1 - a) + a * n`, so the best set maximizes `sum(w * (f - ratio * (1 - a)))` (Dinkelbach,
         doi:10.1287/mnsc.13.7.492). Each device chooses its epochs at a price per watt, and the supplies power the
         devices with the largest terms of this sum per watt.
 
@@ -216,8 +216,8 @@ class ProgressSearch:
         shortest_s = float(self._curves[0].time_s.min()) * (1 + 1e-9)
         longest_s = float(self._curves[top].time_s.max())
         tried_s = max(equal.limit_s / _OWN_RANGE, shortest_s), min(equal.limit_s * _OWN_RANGE, longest_s), _OWN_LIMITS
-        if len(self._worth) <= _SMALL_FLEET:
-            tried_s = shortest_s, longest_s, _LIMITS_SMALL_FLEET
+        if self._is_small_fleet:
+            tried_s = shortest_s, longest_s, self._limits
         by_device = 1 - self._half[top] / self._all_others
         for limit_s in map(float, np.geomspace(*tried_s)):
             extra_w, times_s = self._within(limit_s, range(top + 1))
@@ -251,8 +251,7 @@ class ProgressSearch:
             # help.
             rate = partial(self._rate, times_s=np.full_like(times_s, one.limit_s))
             level = improved(one.level, extra_w, self._headroom, self._places, rate)
-            if (fastest := self._fastest_set(level)) is not None:
-                yield fastest
+            yield self._fastest_set(level)
 
     # --- given sets -----------------------------------------------------------------------------------------------
 
@@ -263,10 +262,10 @@ class ProgressSearch:
 
         Args:
             best: the best set.
-            due: `[n]` the devices that are due.
+            due: `[n]` the devices that are due, none of which is among the best ones.
         """
-        level = np.where(best.level >= 0, best.level, 0 if self._is_per_device else int(best.level.max()))
-        others = np.flatnonzero(best.chosen & ~due)
+        level = self.level_to_join(best)
+        others = np.flatnonzero(best.chosen)
         others = others[np.argsort(-self._worth[others], kind="stable")]
         sizes = {0, len(others)} | {2**k for k in range(len(others).bit_length())}
         found = []
@@ -274,12 +273,16 @@ class ProgressSearch:
             wanted = due.copy()
             wanted[others[:size]] = True
             found.append(self._fastest_set(np.where(wanted, level, -1), due))
-        return max((one for one in found if one is not None), key=_progress_per_s)
+        return max(found, key=_progress_per_s)
 
-    def _fastest_set(self, level: Indices, priority: Mask | None = None) -> ScoredSet | None:
+    def level_to_join(self, found: ScoredSet) -> Indices:
+        """`[n]` as in `ScoredSet`, with the epochs that a device outside of the set would train if it joined it."""
+        return np.where(found.chosen, found.level, 0 if self._is_per_device else int(found.level.max()))
+
+    def _fastest_set(self, level: Indices, priority: Mask | None = None) -> ScoredSet:
         """The set with the shortest duration that the supplies and places allow for some devices and their epochs.
 
-        None if the supplies can power none of them.
+        It is empty if the supplies can power none of them.
 
         Args:
             level: `[n]` as in `ScoredSet`.
@@ -291,7 +294,7 @@ class ProgressSearch:
         kept_first = np.zeros_like(wanted) if priority is None else priority
         allocation = min_makespan(curves, self._headroom, count, wanted, kept_first)
         if allocation is None:
-            return None
+            return ScoredSet(0.0, math.inf, np.full_like(level, -1))
         level, limit_s = np.where(allocation.step >= 0, level, -1), allocation.limit_s
         return self._scored(level, limit_s, np.full((len(self._curves), len(level)), limit_s))
 
