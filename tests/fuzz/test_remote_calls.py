@@ -48,7 +48,10 @@ def test_calls_that_a_service_ends_early_do_not_stop_later_ones() -> None:
 
     with service(refuse_early) as channel:
         found = on_loop(every_status(channel)).result()
-    assert found == [grpc.StatusCode.CANCELLED, *[grpc.StatusCode.INVALID_ARGUMENT] * 2] * 50
+    assert found[::3] == [grpc.StatusCode.CANCELLED] * 50
+    # The server may not have noticed yet that the client has gone, and takes one call at a time.
+    assert set(found[1::3]) <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE}
+    assert found[2::3] == [grpc.StatusCode.INVALID_ARGUMENT] * 50
 
 
 def test_a_service_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
