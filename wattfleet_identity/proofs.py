@@ -35,6 +35,7 @@ _DAMAGED = (
     UnsupportedAlgorithm,  # of the certificate's key
     KeyError,
     OverflowError,  # of a date
+    OSError,  # likewise
     RecursionError,  # of deeply nested JSON
     TypeError,
     ValueError,

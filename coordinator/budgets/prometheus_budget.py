@@ -134,7 +134,7 @@ def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -
         evaluated_s, text = result if kind == "scalar" else _only(result, budget)["value"]
         evaluated_at = datetime.fromtimestamp(float(evaluated_s), timezone.utc)
         watts = float(text)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, OSError, RecursionError):
         raise SourceFailedError(f"{budget.url} did not answer like a Prometheus server: {_excerpt(answer)}") from None
     if not (math.isfinite(watts) and watts >= 0):
         advice = "; if negative values are expected, write clamp_min(..., 0)" if watts < 0 else ""

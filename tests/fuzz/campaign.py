@@ -104,13 +104,14 @@ class ServiceLog:
 def service_log() -> Iterator[ServiceLog]:
     """The log as a service writes it."""
     log, root = ServiceLog(), logging.getLogger()
-    level = root.level
-    root.addHandler(log.handler)
+    # Pytest's handlers would keep each record until the end of the campaign, and the input in its traceback.
+    handlers, level = root.handlers, root.level
+    root.handlers = [log.handler]
     root.setLevel(logging.INFO)
     try:
         yield log
     finally:
-        root.removeHandler(log.handler)
+        root.handlers = handlers
         root.setLevel(level)
     log.require_clean()
 

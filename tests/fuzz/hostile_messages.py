@@ -9,7 +9,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.fuzz.hostile_values import Hostile
+from tests.fuzz.hostile_values import MAX_BYTES, Hostile
 
 Known = Mapping[str, Sequence[Any]]
 """Values that mean something to the receiver, by the field's name."""
@@ -87,7 +87,8 @@ class HostileMessages:
             count = self._hostile.count()
             if field.type == FieldDescriptor.TYPE_MESSAGE:
                 different = [self.random(inner, depth + 1) for _ in range(min(count, 8))]
-                held.extend(self._hostile.choice(different) for _ in range(count))
+                largest = max((each.ByteSize() for each in different), default=0)
+                held.extend(self._hostile.choice(different) for _ in range(min(count, MAX_BYTES // (largest + 8))))
             else:
                 held.extend(self._value(field) for _ in range(min(count, 2_000)))
                 if count > 2_000:

@@ -18,6 +18,9 @@ _TEXTS = (
 )  # fmt: skip
 _INTEGERS = (0, 1, 2, 5, 64, 65, 127, 1_000_000, 1_000_001)
 
+MAX_BYTES = 16 * 2**20
+"""The size of an input: larger than every limit of a request, small enough to make many inputs."""
+
 
 class Hostile(random.Random):
     """Draws values at the limits of their types, and outside the range that the project expects."""
@@ -54,7 +57,7 @@ class Hostile(random.Random):
     def damaged(self, content: bytes) -> bytes:
         """Content that was truncated, overwritten, repeated or mixed with other bytes."""
         for _ in range(self.choice((1, 1, 1, 2, 5))):
-            content = self.choice(_DAMAGES)(self, content)
+            content = self.choice(_DAMAGES)(self, content)[:MAX_BYTES]
         return content
 
 

@@ -63,7 +63,10 @@ def read_profile(path: Path) -> Profile:
     if table.empty:
         raise InvalidInputError(f"{path}: no rows found; a profile needs at least one measured mode")
     cells = table.loc[:, columns]
-    table = cells.apply(pd.to_numeric, errors="coerce")
+    try:
+        table = cells.apply(pd.to_numeric, errors="coerce")
+    except OverflowError:  # a whole number that is larger than any float
+        table = cells.astype(str).apply(pd.to_numeric, errors="coerce")
     line = table.index.to_numpy() + 2  # line 1 is the header
     for name in columns:
         low, high, unit = _PLAUSIBLE[name]

@@ -88,6 +88,7 @@ def test_one_series_or_a_scalar_is_a_reading(body: dict[str, Any], watts: float)
         (answer("scalar", [NOW.timestamp(), "NaN"]), UnusableReadingError, "returns NaN"),
         (vector("many"), SourceFailedError, "did not answer like a Prometheus server"),
         (vector(None), SourceFailedError, "did not answer like a Prometheus server"),
+        (answer("scalar", [1.8e18, "80"]), SourceFailedError, "did not answer like a Prometheus server"),
         (answer("vector", [{"metric": {}, "histogram": [0, {}]}]), SourceFailedError, "did not answer like"),
         (answer("matrix", []), UnsuitableQueryError, "returns a matrix: write a query that returns one series"),
         (answer("string", [0, "120"]), UnsuitableQueryError, "returns a string"),

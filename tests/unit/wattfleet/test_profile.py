@@ -95,6 +95,7 @@ def test_a_missing_column_is_named(tmp_path: Path, missing: str) -> None:
     ("column", "value", "unit"),
     [
         ("cores", "0", "a number of cores"),
+        ("cores", "9" * 400, "a number of cores"),
         ("cpu_khz", "1420.8", "kHz"),  # MHz
         ("cpu_khz", "1420800000", "kHz"),  # Hz
         ("gpu_hz", "828.75", "Hz"),  # MHz

@@ -8,9 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.fakes.certified import CertifiedFleet
-from wattfleet_identity.certificates import new_key
+from wattfleet_identity.certificates import new_key, read_key
 from wattfleet_identity.peers import Role
 from wattfleet_identity.proofs import FOR_SUPERLINK, InvalidProofError, proof_of, proven
 from wattfleet_io.clock import utc_now
@@ -79,6 +81,16 @@ def test_a_deeply_nested_claim_is_no_proof(fleet: CertifiedFleet) -> None:
     claim = base64.urlsafe_b64encode(b"[" * 9_000).decode()
     with pytest.raises(InvalidProofError, match="damaged"):
         proven(f"{claim}.AAAA", FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
+
+
+def test_a_time_that_no_date_can_represent_is_no_proof(fleet: CertifiedFleet) -> None:
+    owner = fleet.identity(Role.OPERATOR)
+    facts = {"certificate": owner.certificate_pem.decode(), "audience": FOR_SUPERLINK, "expires_unix_s": 1.8e18}
+    claim = base64.urlsafe_b64encode(json.dumps(facts).encode()).decode().rstrip("=")
+    signature = read_key(owner.key_pem).sign(claim.encode(), ec.ECDSA(hashes.SHA256()))
+    proof = f"{claim}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
+    with pytest.raises(InvalidProofError, match="damaged"):
+        proven(proof, FOR_SUPERLINK, fleet.authority.trusted_pem, utc_now())
 
 
 def test_a_servers_certificate_proves_nobody(fleet: CertifiedFleet) -> None:
