@@ -19,11 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from edge_agent.exporter.served_address import read_url
-from wattfleet_identity.endpoint import Endpoint
+from edge_agent.exporter import read_url
+from wattfleet_identity.channels import Endpoint
 from wattfleet_proto.v1 import session_pb2
-from wattfleet_simulation.coordinator_view import CoordinatorView
-from wattfleet_simulation.processes import Parts, program
+from wattfleet_simulation.flower import Parts, program
+from wattfleet_simulation.run import CoordinatorView
 
 _READY_WITHIN_S = 120.0
 _IDLES_FOR_S = 5

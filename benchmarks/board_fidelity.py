@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.raw_logs import RawLog, read_raw_logs
-from edge_agent.devices.virtual.board_parameters import board_parameters
+from edge_agent.devices.virtual.physics import board_parameters
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.profiling.mode_measurement import settled_minibatch_ms, settled_power_mw
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import (
     BOARDS,

@@ -22,8 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from reference_models import load
-from reference_models.scoring import percentage_errors
-from reference_models.training import without_target
+from reference_models.training import percentage_errors, without_target
 from wattfleet.modes import BOARDS, Hardware, Profile, Workload, WorkloadFacts, read_profile
 from wattfleet.prediction import RooflinePredictor, restore_predictor
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from wattfleet.modes import board_with_modes, read_profile
 from wattfleet.prediction import RooflinePredictor
-from wattfleet_evaluation.judging.reference_source import find_reference, references_of
+from wattfleet_evaluation.judging.sources import find_reference, references_of
 from wattfleet_evaluation.judging.transfer import evaluate_transfer
 
 REFERENCE = "agx_orin_resnet18"

@@ -21,12 +21,12 @@ from time import process_time
 import numpy as np
 
 from edge_agent.devices.device import Activity, Conditions, Knobs, Provenance
-from edge_agent.devices.meters.polled_meter import PolledMeter
-from edge_agent.devices.physical import PhysicalBoard
+from edge_agent.devices.host import PhysicalBoard
+from edge_agent.devices.meters import PolledMeter
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSettings
-from edge_agent.profiling.productive_profiler import ProductiveProfiler
-from edge_agent.workloads.step import StepTimes
+from edge_agent.profiling.profiler import ProductiveProfiler
+from edge_agent.workloads.loading import StepTimes
 from wattfleet.modes import ModeArray, PowerMode, modes_to_array
 from wattfleet_io.clock import SystemClock
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.profiling_methods [--data ../shared/data] [--runs 20] [--method transfer] [--json]
 
-The figures of `wattfleet.choosing.profiling_method` are the means over the files as printed here. Each file is
+The figures of `wattfleet.choosing.sampling` are the means over the files as printed here. Each file is
 evaluated as `wattfleet evaluate choice` does, over the rows that pass its audit. `transfer` starts from the shipped
 reference without the file's network. `scratch` chooses what to measure in the same way, but fits without a reference.
 `binary-search` searches separately for each budget.
@@ -21,13 +21,10 @@ from threadpoolctl import threadpool_limits
 
 from wattfleet.modes import Profile, board_with_modes, read_profile
 from wattfleet.prediction import MIN_MODES, Predictor, RooflinePredictor
-from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
-from wattfleet_evaluation.choice_methods.choice_method import ChoiceMethod
-from wattfleet_evaluation.choice_methods.measure_what_matters import MeasureWhatMatters
+from wattfleet_evaluation.choice_methods import BinarySearch, ChoiceMethod, MeasureWhatMatters
 from wattfleet_evaluation.corpus_predictions import Fit
-from wattfleet_evaluation.judging.audited_target import audited
-from wattfleet_evaluation.judging.choice import ChoiceCases, evaluate_choice
-from wattfleet_evaluation.judging.reference_source import find_reference
+from wattfleet_evaluation.judging.sources import audited, find_reference
+from wattfleet_evaluation.judging.transfer import ChoiceCases, evaluate_choice
 
 _SHIPPED = "agx_orin_resnet18"
 _TRANSFER_MODES = (0, 5, 10, 20, 50)

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from reference_models.scoring import percentage_errors
+from reference_models.training import percentage_errors
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import Profile, read_profile
 from wattfleet.prediction import Predictor
-from wattfleet_evaluation.choice_methods.random_then_predict import RandomThenPredict
-from wattfleet_evaluation.judging.choice import evaluate_choice
-from wattfleet_evaluation.powertrain.networks import Schedule
-from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor
+from wattfleet_evaluation.choice_methods import RandomThenPredict
+from wattfleet_evaluation.judging.transfer import evaluate_choice
+from wattfleet_evaluation.powertrain import PowerTrainPredictor, Schedule
 
 REFERENCE, TARGET = "agx_orin_resnet18", "agx_orin_mobilenetv3"
 BUDGETS_W = range(17, 51)

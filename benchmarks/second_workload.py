@@ -26,8 +26,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from reference_models import load
-from reference_models.population_file import PopulationCorpus, read_population
-from reference_models.scoring import percentage_errors
+from reference_models.training import PopulationCorpus, percentage_errors, read_population
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import board_named
 from wattfleet.prediction import (

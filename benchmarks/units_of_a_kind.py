@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from reference_models import load
-from reference_models.scoring import percentage_errors
+from reference_models.training import percentage_errors
 from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, WorkloadFacts
 from wattfleet.prediction import RooflinePredictor, restore_predictor
 

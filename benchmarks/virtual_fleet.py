@@ -27,15 +27,13 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from google.protobuf.message import Message as Protobuf
 
-from coordinator.fleet_in_service import FleetInService
-from coordinator.preparation import Preparation
-from coordinator.services.error_statuses import STATUS
-from coordinator.services.planning import PlanningServicer
-from coordinator.services.round_planning import RoundPlanning
+from coordinator.server import FleetInService, Preparation
+from coordinator.services.planning import PlanningServicer, RoundPlanning
+from coordinator.services.request_limits import STATUS
 from coordinator.services.sessions import SessionServicer
 from coordinator.settings import CoordinatorSettings, ServerSettings, SiteSettings, StoreSettings
 from edge_agent.devices.device import AppTraining
-from edge_agent.devices.physical import PhysicalTraining
+from edge_agent.devices.host import PhysicalTraining
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.transfer import Transfer
@@ -44,15 +42,14 @@ from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.serving.device_turns import DeviceTurns
-from edge_agent.serving.duty_file import DutyFile
-from edge_agent.serving.duty_planning import DutyPlanning
+from edge_agent.serving.duty_figures import DutyFile
+from edge_agent.serving.duty_planning import DutyPlanning, InferenceMeasuring
 from edge_agent.serving.duty_service import DutyServicer
-from edge_agent.serving.inference_measuring import InferenceMeasuring
-from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.inference import InferenceRows
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.grants import Grants
-from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
 from edge_agent.session.outbox import Outbox, OutboxFile
+from edge_agent.session.status import LatestWelcome, WelcomeFile
 from edge_agent.settings import AgentSettings, DeviceSettings
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, Workload
@@ -72,8 +69,8 @@ from wattfleet_proto.assignment import (
 from wattfleet_proto.convert import assignment_to_start, provenance_to_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import status_of
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import local_pb2, planning_pb2, session_pb2
-from wattfleet_proto.version import own_version
 from wattfleet_simulation.flower_task import be_task
 
 Result = TypeVar("Result")

@@ -12,25 +12,20 @@ from typing import Any
 
 import grpc
 
-from coordinator.identity.access import ANYBODY, Access
+from coordinator.identity.access import ANYBODY, Access, LiveCalls, ServerCredentials
 from coordinator.identity.authority_folder import AuthorityFolder
-from coordinator.identity.live_calls import LiveCalls
-from coordinator.identity.server_credentials import ServerCredentials
 from coordinator.services.audit import AuditLog
-from coordinator.services.error_statuses import STATUS
 from coordinator.services.issuing import PublicAddresses
-from coordinator.services.peer_quotas import PeerQuotas
-from coordinator.services.request_limits import RequestLimits
-from coordinator.services.rpc_latencies import RpcLatencies
+from coordinator.services.request_limits import STATUS, PeerQuotas, RequestLimits, RpcLatencies
 from coordinator.settings import CoordinatorSettings
 from wattfleet.errors import InvalidInputError
-from wattfleet_identity.certificate_check import CertificateCheck
+from wattfleet_identity.certificates import CertificateCheck
 from wattfleet_identity.channels import is_loopback
 from wattfleet_identity.http_access import VIEWING, AccessDeniedError
 from wattfleet_identity.peers import Role
 from wattfleet_io.addresses import split_address
 from wattfleet_proto.error_boundary import ErrorInterceptor
-from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
+from wattfleet_proto.limits import MAX_MESSAGE_BYTES
 
 OPTIONS = [
     # Otherwise a second coordinator would share the port instead of failing.

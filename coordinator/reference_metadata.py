@@ -10,21 +10,32 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TypeVar
 
-from securesystemslib.signer import CryptoSigner
-from tuf.api.metadata import MetaFile, Root, Signed, Snapshot, Targets, Timestamp
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+from securesystemslib.signer import CryptoSigner, SSlibKey
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import Metadata, MetaFile, Root, Signed, Snapshot, Targets, Timestamp
 
 from coordinator.errors import UnknownRecordError
-from coordinator.key_files import load_key, public_pem, write_key
-from coordinator.signed_roles import expiry, next_root, parsed, require_signed, signed_bytes
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.atomic_files import read_regular_file, replace_file
-from wattfleet_proto.signed_references import (
+from wattfleet_identity.identity_folder import require_secret
+from wattfleet_io.atomic_files import read_regular_file, replace_file, sync_folder
+from wattfleet_proto.limits import MAX_METADATA_BYTES
+from wattfleet_proto.names import (
+    MAX_ROOTS,
     TIMESTAMP_FILE,
     digests_named,
     is_metadata_name,
@@ -32,6 +43,151 @@ from wattfleet_proto.signed_references import (
 )
 
 _log = logging.getLogger(__name__)
+
+
+# --- Key files --------------------------------------------------------------------------------------------------------
+# Private keys in files that only their owner may read.
+
+
+SHOWN_DIGITS = 8
+"""The number of digits of a key's id that distinguish the keys of one fleet."""
+
+
+def create_key(folder: Path, name: str) -> CryptoSigner:
+    """Create an Ed25519 key in a file `NAME-ID.pem` that only its owner may read, and sync it to disk.
+
+    Raises:
+        InvalidInputError: the file cannot be written.
+    """
+    signer = CryptoSigner.generate_ed25519()
+    write_key(key_file(folder, name, signer.public_key.keyid), signer)
+    return signer
+
+
+def key_file(folder: Path, name: str, keyid: str) -> Path:
+    """The path of the private key with an id in a folder."""
+    return folder / f"{name}-{keyid[:SHOWN_DIGITS]}.pem"
+
+
+def write_key(path: Path, signer: CryptoSigner) -> None:
+    """Write a private key to a new file that only its owner may read.
+
+    Raises:
+        InvalidInputError: the file cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(signer.private_bytes)
+            file.flush()
+            os.fsync(descriptor)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def load_key(path: Path) -> CryptoSigner:
+    """Load a private key.
+
+    Raises:
+        InvalidInputError: the file cannot be read, is not a private key of a supported kind, or others may read it.
+    """
+    try:
+        require_secret(path)
+        return CryptoSigner(load_pem_private_key(read_regular_file(path), None))
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InvalidInputError(f"{path}: is not an unencrypted private key in PEM format") from None
+
+
+def public_pem(key: SSlibKey) -> str:
+    """Encode a public key as PEM."""
+    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.keyval["public"]))
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def key_of_pem(pem: str) -> SSlibKey:
+    """Decode a public key in PEM format.
+
+    Raises:
+        InvalidInputError: the text is not a public key.
+    """
+    try:
+        return SSlibKey.from_crypto(load_pem_public_key(pem.encode()))
+    except (ValueError, UnsupportedAlgorithm):
+        raise InvalidInputError("the coordinator did not send a public key in PEM format: update it") from None
+
+
+# --- Signed roles -----------------------------------------------------------------------------------------------------
+# Signed metadata of references as bytes: signing it, parsing it, and checking its signatures.
+
+Role = TypeVar("Role", Root, Targets, Snapshot, Timestamp)
+
+
+def signed_bytes(content: Role, signers: Sequence[CryptoSigner]) -> bytes:
+    """Sign metadata with keys, and return the bytes of its file."""
+    metadata = Metadata(content)
+    for signer in signers:
+        metadata.sign(signer, append=True)
+    return metadata.to_bytes()
+
+
+def expiry(now: datetime, valid_for: timedelta) -> datetime:
+    """When metadata that is signed now expires; TUF counts whole seconds."""
+    return (now + valid_for).replace(microsecond=0)
+
+
+def next_root(before: Root | None, content: bytes, root: Root) -> Root:
+    """Parse the root that follows another one.
+
+    Raises:
+        InvalidInputError: it is not the next version, or lacks signatures.
+    """
+    expected = 1 if before is None else before.version + 1
+    if root.version != expected:
+        raise InvalidInputError(f"the root has version {root.version}, but version {expected} comes next: publish all")
+    if root.version > MAX_ROOTS:
+        raise InvalidInputError(f"agents follow at most {MAX_ROOTS} versions of a root: start again with new keys")
+    if before is not None:
+        require_signed(before, content, Root)
+    require_signed(root, content, Root)
+    return root
+
+
+def require_signed(by: Root, content: bytes, kind: type[Role]) -> None:
+    """Check that parsed metadata is signed with enough of the keys that a root trusts.
+
+    Raises:
+        InvalidInputError: signatures are missing.
+    """
+    metadata = Metadata[Role].from_bytes(content)
+    try:
+        by.verify_delegate(kind.type, metadata.signed_bytes, metadata.signatures)
+    except (RepositoryError, ValueError) as error:
+        raise InvalidInputError(f"the signed {kind.type} lacks signatures of the keys that the root trusts") from error
+
+
+def parsed(content: bytes, kind: type[Role]) -> Role:
+    """Parse a file of metadata without checking its signatures.
+
+    Raises:
+        InvalidInputError: it is too large, damaged or of another kind.
+    """
+    if len(content) > MAX_METADATA_BYTES:
+        raise InvalidInputError(
+            f"the signed {kind.type} has {len(content):,} bytes; the limit is {MAX_METADATA_BYTES:,}"
+        )
+    try:
+        signed = Metadata[Role].from_bytes(content).signed
+    except (RepositoryError, RecursionError):
+        raise InvalidInputError(f"the signed {kind.type} is damaged") from None
+    if not isinstance(signed, kind):
+        raise InvalidInputError(f"the signed {kind.type} has another type")
+    return signed
+
+
+# --- Reference metadata -----------------------------------------------------------------------------------------------
 
 ONLINE_KEY_FILE = "online.pem"
 SNAPSHOT_VALID_FOR = timedelta(days=7)

@@ -13,8 +13,7 @@ from coordinator.state.names import require_name
 from coordinator.state.records import PinnedReferences, PublishedReference, RemovedReference
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, Artefact, read_artefact
-from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES, MAX_WEIGHTS_BYTES
-from wattfleet_proto.session_limits import MAX_REFERENCES_IN_FORCE
+from wattfleet_proto.limits import MAX_MANIFEST_BYTES, MAX_REFERENCES_IN_FORCE, MAX_WEIGHTS_BYTES
 
 MAX_REFERENCES = 32
 """The most references that are kept, because all are in memory."""

@@ -12,13 +12,21 @@ from pathlib import Path
 from securesystemslib.signer import SSlibKey
 from tuf.api.metadata import Root, Snapshot, TargetFile, Targets, Timestamp
 
-from coordinator.key_files import SHOWN_DIGITS, create_key, load_key
-from coordinator.reference_metadata import utc_now
-from coordinator.signed_roles import expiry, next_root, parsed, require_signed, signed_bytes
+from coordinator.reference_metadata import (
+    SHOWN_DIGITS,
+    create_key,
+    expiry,
+    load_key,
+    next_root,
+    parsed,
+    require_signed,
+    signed_bytes,
+    utc_now,
+)
 from wattfleet.errors import InvalidInputError
 from wattfleet.prediction import Artefact
 from wattfleet_io.atomic_files import read_regular_file, replace_file
-from wattfleet_proto.signed_references import digests_named, metadata_name, target_names
+from wattfleet_proto.names import digests_named, metadata_name, target_names
 
 ROOT_VALID_FOR = timedelta(days=1095)
 TARGETS_VALID_FOR = timedelta(days=365)

@@ -8,11 +8,10 @@ from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
 from edge_agent.workloads.loading import SHIPPED, Processor
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import LARGEST_COUNT
-from wattfleet_identity.endpoint import DEFAULT_ADDRESS, Endpoint, require_identity
+from wattfleet_identity.channels import DEFAULT_ADDRESS, Endpoint, require_identity
 from wattfleet_identity.peers import Role
-from wattfleet_io.settings.log import LogSettings
-from wattfleet_io.settings.model import Group, Settings, setting
-from wattfleet_proto.local_socket import DEFAULT_SOCKET
+from wattfleet_io.settings.model import Group, LogSettings, Settings, setting
+from wattfleet_proto.names import DEFAULT_SOCKET
 
 ENVIRONMENT_PREFIX = "WATTFLEET_AGENT_"
 

@@ -77,8 +77,7 @@ def train(
 
     from rich.console import Console
 
-    from reference_models.population_file import read_population
-    from reference_models.training import model_card, require_board_offers
+    from reference_models.training import model_card, read_population, require_board_offers
     from reference_models.training import train as train_reference
     from wattfleet.modes import FittedWorkload, read_profile, stated_facts
     from wattfleet.prediction import ensure_replaceable, write_artefact

@@ -3,34 +3,155 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from reference_models.population_file import PopulationCorpus
-from reference_models.scoring import percentage_errors, require_disjoint
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import (
     BOARDS,
+    LARGEST_COUNT,
+    Board,
     FittedWorkload,
     Profile,
     WorkloadFacts,
     array_to_modes,
     board_with_modes,
+    read_profile,
     require_same_task,
+    stated_facts,
 )
 from wattfleet.prediction import (
+    MAX_MEMBERS,
     MIN_CORPUS_MODES,
     Artefact,
     Member,
     Population,
     PopulationEntry,
+    Prediction,
     RooflinePredictor,
     adapt_to_board,
     measured_member,
     pack_artefact,
 )
+from wattfleet_io.parsing import parse_toml
+
+# --- Scoring ----------------------------------------------------------------------------------------------------------
+# Scores of predictions against measurements, and the check that these were not trained on.
+
+
+Values = NDArray[np.float64]
+
+# A few equal rows can be chance, or a copied baseline mode.
+_MAX_SHARED = 3
+
+
+def percentage_errors(predicted: Prediction, measured: Profile) -> tuple[Values, Values]:
+    """`[n]` absolute percentage errors of time and of power, for predictions of `[n]` measured modes."""
+    time_pct = 100 * np.abs(predicted.minibatch_ms / measured.minibatch_ms - 1)
+    power_pct = 100 * np.abs(predicted.power_mw / measured.power_mw - 1)
+    return time_pct, power_pct
+
+
+def require_disjoint(corpus: Profile, target: Profile) -> None:
+    """Check that a target is not part of the corpus that its reference was trained on.
+
+    Raises:
+        InvalidInputError: more than 3 rows of the target, or all of them, are also in the corpus.
+    """
+    shared = len(set(corpus.canonical_rows()) & set(target.canonical_rows()))
+    if shared > min(_MAX_SHARED, len(target) - 1):
+        raise InvalidInputError(
+            f"{shared} of the target's {len(target)} rows are also in the reference's corpus, so the score would be"
+            " too good: give a target of another workload or device, or another reference"
+        )
+
+
+# --- Population file --------------------------------------------------------------------------------------------------
+# The TOML file that lists the corpora from which a reference learns its prior.
+
+
+@dataclass(frozen=True)
+class PopulationCorpus:
+    """A measured workload of the population.
+
+    Attributes:
+        name: its file's name.
+        network: the network that it runs; all corpora of one network are left out together.
+        board: the board that it was measured on.
+        facts: its task, and the number of loader workers.
+        profile: its measured rows.
+    """
+
+    name: str
+    network: str
+    board: Board
+    facts: WorkloadFacts
+    profile: Profile
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    csv: Annotated[str, Field(min_length=1)]
+    network: Annotated[str, Field(min_length=1)]
+    board: str
+    loader_workers: Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+    batch: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    corpus: Annotated[list[_Entry], Field(min_length=1, max_length=MAX_MEMBERS)]
+
+
+def read_population(path: Path, data: Path) -> list[PopulationCorpus]:
+    """Read the corpora that a TOML file lists.
+
+    Args:
+        path: the TOML file, with a table `[[corpus]]` for each corpus.
+        data: the folder of the CSV files.
+
+    Raises:
+        InvalidInputError: the file or a corpus cannot be read, an entry is wrong, or a corpus is listed twice.
+    """
+    try:
+        listed = _File.model_validate(parse_toml(path.read_bytes())).corpus
+    except FileNotFoundError:
+        raise InvalidInputError(f"{path}: no such file") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidInputError(f"{path}, {where}: {first['msg']}; expected keys are {', '.join(_KEYS)}") from None
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(f"{path}: cannot be read as TOML: {error}") from None
+    corpora = [_read(entry, data / entry.csv, path) for entry in listed]
+    known: set[str] = set()
+    for corpus in corpora:
+        sha256 = corpus.profile.sha256()
+        if sha256 in known:
+            raise InvalidInputError(f"{path}, {corpus.name}: its rows are listed twice: remove one of the two entries")
+        known.add(sha256)
+    return corpora
+
+
+_KEYS = tuple(_Entry.model_fields)
+
+
+def _read(entry: _Entry, csv: Path, path: Path) -> PopulationCorpus:
+    if entry.board not in BOARDS:
+        raise InvalidInputError(f"{path}, {entry.csv}: unknown board {entry.board!r}: give one of {', '.join(BOARDS)}")
+    profile = read_profile(csv)
+    facts = stated_facts(str(csv), profile, None, entry.batch, entry.loader_workers)
+    return PopulationCorpus(csv.name, entry.network, BOARDS[entry.board], facts, profile)
+
+
+# --- Training ---------------------------------------------------------------------------------------------------------
 
 CORPUS_SHA256 = "corpus_sha256"
 """Key of the SHA-256 of the corpus's rows in a reference's provenance."""

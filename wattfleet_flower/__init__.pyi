@@ -1,12 +1,11 @@
 from .client.agent_training import AgentUnreachableError as AgentUnreachableError
+from .client.loaders import planned_loader as planned_loader
+from .client.loaders import planned_work as planned_work
 from .client.loaders import profiled as profiled
 from .client.loaders import until_deadline as until_deadline
 from .client.mod import power_mode_mod as power_mode_mod
-from .client.planned_loader import planned_loader as planned_loader
-from .client.planned_loader import planned_work as planned_work
 from .client.step_count import StepCount as StepCount
 from .client.step_count import count_step as count_step
-from .server.batch_choice import BatchChoice as BatchChoice
 from .server.errors import NoUpdatesError as NoUpdatesError
 from .server.errors import PlanningError as PlanningError
 from .server.errors import TwoStrategiesError as TwoStrategiesError
@@ -15,4 +14,5 @@ from .server.power_aware import PowerAware as PowerAware
 from .server.predictions import NodePrediction as NodePrediction
 from .server.predictions import Quantiles as Quantiles
 from .server.predictions import TrainingPrediction as TrainingPrediction
-from .server.quorum import Quorum as Quorum
+from .server.replies import Quorum as Quorum
+from .server.selection import BatchChoice as BatchChoice

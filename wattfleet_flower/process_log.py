@@ -9,8 +9,16 @@ from typing import Any, get_args
 
 from flwr.common.logger import console_handler, update_console_handler
 
-from wattfleet_io.log_choices import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel
-from wattfleet_io.logs import BoundedJson, log_failures, log_format, log_level
+from wattfleet_io.logs import (
+    FORMAT_VARIABLE,
+    LEVEL_VARIABLE,
+    BoundedJson,
+    LogFormat,
+    LogLevel,
+    log_failures,
+    log_format,
+    log_level,
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from wattfleet_identity.endpoint import user_folder
-from wattfleet_identity.invite_input import ArgumentsGiven, InviteCommand, read_invite
-from wattfleet_io.connection_variables import IDENTITY_VARIABLE
+from wattfleet_identity.channels import user_folder
+from wattfleet_identity.joining import ArgumentsGiven, InviteCommand, read_invite
+from wattfleet_io.addresses import IDENTITY_VARIABLE
 from wattfleet_io.settings.user_file import in_home
 
 app = typer.Typer(add_completion=False)

@@ -1,4 +1,4 @@
-"""TLS and access control for addresses that serve HTTP to viewers and operators."""
+"""Who may read over HTTP, by certificates; and a browser's certificate."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
-from wattfleet.errors import WattfleetError
-from wattfleet_identity.certificate_check import CertificateCheck
-from wattfleet_identity.certificates import Certificate
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
+
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_identity.certificates import Certificate, CertificateCheck, read_key
+from wattfleet_identity.identity_folder import Identity
 from wattfleet_identity.peers import Role
 
 _log = logging.getLogger(__name__)
+
+
+# --- HTTP access ------------------------------------------------------------------------------------------------------
+# TLS and access control for addresses that serve HTTP to viewers and operators.
+
 
 VIEWING = frozenset({Role.OPERATOR, Role.VIEWER})
 """The roles that may read everything."""
@@ -96,3 +104,35 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
         context.load_cert_chain(f"/proc/self/fd/{memory.fileno()}")
     context.load_verify_locations(cadata=tls.trusted_pem.decode())
     return context
+
+
+# --- Browser bundle ---------------------------------------------------------------------------------------------------
+# Converts an identity to a file for browsers: PKCS #12 with the key, the certificate and its authorities.
+
+
+def browser_bundle(identity: Identity, password: str) -> bytes:
+    """Convert an identity to one file.
+
+    Args:
+        identity: the identity of a viewer or an operator.
+        password: encrypts the key; a browser prompts for it at the import.
+
+    Returns:
+        The file's content, in DER.
+
+    Raises:
+        InvalidInputError: the identity's role may not read the coordinator's page.
+    """
+    peer = identity.peer
+    if peer.role not in VIEWING:
+        raise InvalidInputError(
+            f"the page is only for viewers and operators, but this is the identity of {peer}: name another folder with"
+            " --identity, or enrol with an invite from `wattfleet coordinator invite --role viewer`"
+        )
+    return pkcs12.serialize_key_and_certificates(
+        f"Wattfleet {peer}".encode(),
+        read_key(identity.key_pem),
+        x509.load_pem_x509_certificate(identity.certificate_pem),
+        x509.load_pem_x509_certificates(identity.trusted_pem),
+        BestAvailableEncryption(password.encode()),
+    )

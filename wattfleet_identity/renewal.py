@@ -15,8 +15,7 @@ import grpc
 
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_identity.certificates import Certificate, request_certificate
-from wattfleet_identity.endpoint import Endpoint, require_identity
-from wattfleet_identity.handshakes import unreachable
+from wattfleet_identity.channels import Endpoint, require_identity, unreachable
 from wattfleet_identity.identity_folder import CERTIFICATE, Identity, IdentityReplacedError, write_renewed
 from wattfleet_io.clock import utc_now
 from wattfleet_io.console import plain_text

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from prometheus_client.core import GaugeMetricFamily
 
-from wattfleet_proto.version import MAJOR, MINOR
+from wattfleet_proto.names import MAJOR, MINOR
 
 
 def build_family() -> GaugeMetricFamily:

@@ -11,11 +11,11 @@ import click
 import typer
 
 from wattfleet.errors import WattfleetError
-from wattfleet_io.completion import print_completion
 from wattfleet_io.console import plain_text, print_line
 from wattfleet_io.help import Help
 from wattfleet_io.settings.option_variables import name_variables
 from wattfleet_io.settings.user_file import with_origin
+from wattfleet_io.tasks import print_completion
 from wattfleet_io.version import show_version
 
 EXIT_BAD_INPUT = 2

@@ -14,14 +14,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import TracebackType
-from typing import Any, TextIO, get_args
+from typing import Any, Literal, TextIO, get_args
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.console import json_text, plain_text
-from wattfleet_io.log_choices import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel
-from wattfleet_io.token_bucket import TokenBucket
+from wattfleet_io.tasks import TokenBucket
 
 _log = logging.getLogger(__name__)
+
+
+# --- Log choices ------------------------------------------------------------------------------------------------------
+# The formats and levels of a service's log, and the environment variables that choose them for every process.
+
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+FORMAT_VARIABLE = "WATTFLEET_LOG_FORMAT"
+"""The default format."""
+
+LEVEL_VARIABLE = "WATTFLEET_LOG_LEVEL"
+"""The default minimum level."""
+
+
+# --- Logs -------------------------------------------------------------------------------------------------------------
 
 MAX_LINE_BYTES = 10_000
 """Maximum length of a line, or of a record with its traceback, bytes."""

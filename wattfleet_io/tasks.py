@@ -4,12 +4,124 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-Result = TypeVar("Result")
+import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 _log = logging.getLogger(__name__)
+
+
+# --- Backoff ----------------------------------------------------------------------------------------------------------
+# Exponential backoff with jitter, for attempts to reach the coordinator.
+
+
+MAX_S = 30.0
+FIRST_S = 0.2
+
+
+class Backoff:
+    """Pauses of random length below a limit that doubles, so that not all of a fleet reconnects at once."""
+
+    def __init__(self) -> None:
+        self._up_to_s = FIRST_S
+
+    def reset(self) -> None:
+        """Start again with short pauses, after a success."""
+        self._up_to_s = FIRST_S
+
+    async def pause(self, max_s: float = MAX_S, spread_s: float = 0.0) -> None:
+        """Wait before the next attempt.
+
+        Args:
+            max_s: maximum of the growing limit, s.
+            spread_s: spread the attempts over at least this time, s.
+        """
+        await asyncio.sleep(random.uniform(0, max(self._up_to_s, spread_s)))
+        self._up_to_s = min(max_s, 2 * self._up_to_s)
+
+
+# --- Token bucket -----------------------------------------------------------------------------------------------------
+# A rate limit that allows short bursts.
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Allows `burst` events at once, and `per_s` events each second in the long run.
+
+    Attributes:
+        per_s: allowed events per second.
+        burst: maximum of events at once.
+        left: events that are allowed now; negative if events were taken in advance.
+        since_s: time of that count, seconds of the caller's clock.
+    """
+
+    per_s: float
+    burst: float
+    left: float
+    since_s: float
+
+    @classmethod
+    def full(cls, per_s: float, burst: float, now_s: float) -> TokenBucket:
+        """Return a full bucket."""
+        return cls(per_s, burst, burst, now_s)
+
+    def is_empty(self, now_s: float) -> bool:
+        """Return whether no event is allowed now."""
+        self._refill(now_s)
+        return self.left < 1
+
+    def take(self, now_s: float) -> bool:
+        """Take an event if it is allowed now, and return whether it was."""
+        if self.is_empty(now_s):
+            return False
+        self.left -= 1
+        return True
+
+    def take_later(self, now_s: float) -> float:
+        """Take an event in any case, and return the seconds until it is allowed."""
+        self._refill(now_s)
+        self.left -= 1
+        return max(0.0, -self.left / self.per_s)
+
+    def _refill(self, now_s: float) -> None:
+        self.left = min(self.burst, self.left + self.per_s * (now_s - self.since_s))
+        self.since_s = now_s
+
+
+# --- Completion -------------------------------------------------------------------------------------------------------
+# `wattfleet completion`: prints the script that completes commands, options and their values in a shell.
+
+# Click's own classes: Typer's, in Click's registry, use another protocol than the root command.
+_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+_VARIABLE = "_WATTFLEET_COMPLETE"
+"""The variable's name, as Click derives it from the command's name."""
+
+
+_HELP = """Print the script that completes `wattfleet` in bash, zsh or fish.
+
+\b
+bash: wattfleet completion bash > ~/.local/share/bash-completion/completions/wattfleet
+zsh:  wattfleet completion zsh > "${fpath[1]}/_wattfleet"
+fish: wattfleet completion fish > ~/.config/fish/completions/wattfleet.fish
+"""
+
+
+@click.command("completion", help=_HELP)
+@click.argument("shell", type=click.Choice(list(_SHELLS)))
+@click.pass_context
+def print_completion(ctx: click.Context, shell: str) -> None:
+    """Print the script for one shell."""
+    root = ctx.find_root()
+    click.echo(_SHELLS[shell](root.command, {}, "wattfleet", _VARIABLE).source())
+
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+
+Result = TypeVar("Result")
 
 
 def background_task(name: str, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:

@@ -1,4 +1,4 @@
+from .agent_stream import RequestRefusedError as RequestRefusedError
+from .agent_stream import ServerClosedError as ServerClosedError
 from .duty_server import DutyServer as DutyServer
-from .errors import RequestRefusedError as RequestRefusedError
-from .errors import ServerClosedError as ServerClosedError
 from .shared_loader import share_device as share_device

@@ -11,11 +11,28 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
+from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.console import plain_text
+
+_log = logging.getLogger(__name__)
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+# The errors that a request may get instead of an answer, in addition to the model's own errors.
+
+
+class RequestRefusedError(InvalidInputError):
+    """The request's shape differs from that of earlier ones, or too many requests are already waiting."""
+
+
+class ServerClosedError(WattfleetError):
+    """The server was closed before the request was answered."""
+
+
+# --- Agent stream -----------------------------------------------------------------------------------------------------
 
 Request = TypeVar("Request")
 
-_log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 5.0
 

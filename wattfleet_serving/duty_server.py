@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from wattfleet_proto.local_socket import DEFAULT_SOCKET
+from wattfleet_proto.names import DEFAULT_SOCKET
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
-from wattfleet_serving.agent_stream import AgentStream
-from wattfleet_serving.errors import RequestRefusedError, ServerClosedError
+from wattfleet_serving.agent_stream import AgentStream, RequestRefusedError, ServerClosedError
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")

@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from wattfleet_io.batch_timing import note_wait
-from wattfleet_io.gpu import wait_for_gpu
-from wattfleet_io.wrapped_loader import WrappedLoader
-from wattfleet_proto.local_socket import CURRENT_SOCKET
+from wattfleet_io.version import wait_for_gpu
+from wattfleet_io.wrapped_loader import WrappedLoader, note_wait
+from wattfleet_proto.names import CURRENT_SOCKET
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 from wattfleet_serving.agent_stream import AgentStream
 

@@ -12,17 +12,19 @@ import math
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
+import tomllib
 import torch
+from torch import Tensor, nn
 
-from edge_agent.devices.mode_names import presets_of
+from edge_agent.devices.sysfs import presets_of
 from edge_agent.devices.virtual.virtual_board import VirtualBoard, WorkSpan
 from edge_agent.runtime.readiness import parked_mode
 from wattfleet.choosing import Front, predicted_front
@@ -31,15 +33,126 @@ from wattfleet.modes import ModeArray, PowerMode, Workload, WorkloadFacts, array
 from wattfleet.planning import Allowance, Offer, RoundPlan, plan_round
 from wattfleet.planning.policies import FastestK, RandomK
 from wattfleet.prediction import Prediction
-from wattfleet_simulation.digits_app.task import minibatches_per_epoch, sample_counts
-from wattfleet_simulation.federation import Federation
+from wattfleet_simulation.digits_app.task import (
+    NETWORKS,
+    Minibatches,
+    device_data,
+    evaluate,
+    minibatches_per_epoch,
+    sample_counts,
+    scaled_learning_rate,
+    train,
+)
+from wattfleet_simulation.flower import APP_DIRECTORY
 from wattfleet_simulation.settings import SimulatedApp, SimulationSettings
 from wattfleet_simulation.virtual_time import MEASURING, Work, site_watts, stretches
+
+_log = logging.getLogger(__name__)
+
+
+# --- Federation -------------------------------------------------------------------------------------------------------
+# Federated averaging of the digits app in this process, without Flower, for runs in virtual time.
+#
+# A round's model depends only on the devices chosen so far, so runs that make the same choices share the training.
+
+
+Parameters = Mapping[str, Tensor]
+
+
+class StoppedError(Exception):
+    """The training was stopped from outside."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A state of the global model.
+
+    Attributes:
+        parameters: the network's parameters.
+        accuracy: accuracy on held-out digits.
+        server_round: the rounds that led to it.
+        followers: the models after one more round, by the devices that train in it.
+    """
+
+    parameters: Parameters
+    accuracy: float
+    server_round: int = 0
+    followers: dict[tuple[int, ...], Model] = field(default_factory=dict, repr=False, compare=False)
+
+
+class Federation:
+    """Devices that train the digits app, each on its own part of the data.
+
+    Args:
+        app: the app.
+        devices: number of devices.
+        seed: seed of the data split, the initial parameters and the order of minibatches, as in the app.
+        data_file: the data set; see `digits`.
+        stopped: ends a training once it is set.
+    """
+
+    def __init__(
+        self, app: SimulatedApp, devices: int, seed: int, data_file: str = "", stopped: threading.Event | None = None
+    ) -> None:
+        self._app, self._devices, self._seed, self._data_file = app, devices, seed, data_file
+        self._stopped = stopped or threading.Event()
+        content = tomllib.loads((APP_DIRECTORY / "pyproject.toml").read_text(encoding="utf-8"))
+        learning_rate = float(content["tool"]["flwr"]["app"]["config"]["learning-rate"])
+        self._learning_rate = scaled_learning_rate(learning_rate, app.batch_size)
+
+    def start(self) -> Model:
+        """Return the model before the first round."""
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed)
+            network = NETWORKS[self._app.network]()
+        return self._model(network, 0)
+
+    def after(self, model: Model, partitions: Sequence[int]) -> Model:
+        """Return the model after one more round: the devices' models, weighted by their samples.
+
+        Args:
+            model: the model before.
+            partitions: the devices that train, by the index of their part of the data.
+
+        Raises:
+            StoppedError: it was stopped meanwhile.
+        """
+        chosen = tuple(sorted(partitions))
+        if chosen not in model.followers:
+            model.followers[chosen] = self._trained(model, chosen)
+        return model.followers[chosen]
+
+    def _trained(self, model: Model, partitions: Sequence[int]) -> Model:
+        merged = {name: torch.zeros_like(value) for name, value in model.parameters.items()}
+        data = [device_data(each, self._devices, self._seed, self._data_file) for each in partitions]
+        samples = [len(labels) for _, labels in data]
+        network = NETWORKS[self._app.network]()
+        for own, count in zip(data, samples, strict=True):
+            network.load_state_dict(model.parameters)
+            loader = Minibatches(own, self._app.batch_size, self._seed + model.server_round + 1)
+            epochs = [self._until_stopped(loader) for _ in range(self._app.local_epochs[0])]
+            train(network, epochs, self._learning_rate)
+            for name, value in network.state_dict().items():
+                merged[name] += count / sum(samples) * value
+        network.load_state_dict(merged)
+        return self._model(network, model.server_round + 1)
+
+    def _until_stopped(self, loader: Minibatches) -> Iterator[tuple[Tensor, Tensor]]:
+        for minibatch in loader:
+            if self._stopped.is_set():
+                raise StoppedError
+            yield minibatch
+
+    def _model(self, network: nn.Module, server_round: int) -> Model:
+        parameters = {name: value.clone() for name, value in network.state_dict().items()}
+        return Model(parameters, evaluate(network, self._data_file)[1], server_round)
+
+
+# --- Baselines --------------------------------------------------------------------------------------------------------
 
 PRESETS = "NVIDIA's presets"
 PLAIN_FLOWER = "plain Flower"
 
-_log = logging.getLogger(__name__)
 
 _DRAWS = 200
 _NICENESS = 5

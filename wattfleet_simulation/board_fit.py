@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.devices.virtual import board_parameters
+from edge_agent.devices.virtual import physics as parameters_file
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import BOARDS, Profile, board_named, modes_to_array, read_profile
 from wattfleet.prediction.roofline import (
@@ -35,7 +35,7 @@ from wattfleet.prediction.roofline import (
     step_time_ms,
 )
 
-TARGET = Path(board_parameters.__file__).with_name(board_parameters.FILE_NAME)
+TARGET = Path(parameters_file.__file__).with_name(parameters_file.FILE_NAME)
 AGX_CORPUS, NANO_CORPUS = "agx_orin_resnet18.csv", "orin_nano_resnet18.csv"
 INFERENCE_CORPORA = {"mobilenetv3": "agx_orin_mobilenetv3_inference.csv", "resnet": "agx_orin_resnet_inference.csv"}
 SERVED_BATCHES = (1, 4, 16, 32, 64)

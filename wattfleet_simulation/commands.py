@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from wattfleet_simulation.devices import DEFAULT_FLEET
+from wattfleet_simulation.settings import DEFAULT_FLEET
 
 app = typer.Typer(add_completion=False, help="Simulate a fleet and write a report.")
 

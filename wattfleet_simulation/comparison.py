@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from edge_agent.devices.virtual.span_file import DatedWork
+from edge_agent.devices.virtual.simulated import DatedWork
 from edge_agent.devices.virtual.virtual_board import WorkSpan
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import count_of, energy_text

@@ -9,15 +9,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from coordinator.display.run_totals import trainings_words
-from coordinator.display.view_values import state_word
+from coordinator.display.values import state_word, trainings_words
 from wattfleet.modes import PowerMode
 from wattfleet_io.console import count_of, energy_text
 from wattfleet_io.tables import FittingTable, columns, numbers, texts
 from wattfleet_proto.v1 import planning_pb2, view_pb2
-from wattfleet_simulation.forecast import left_text
 from wattfleet_simulation.report_figures import percent
-from wattfleet_simulation.run import Snapshot
+from wattfleet_simulation.run import Snapshot, left_text
 
 _STATE_STYLE = {
     "enrolled": "dim",

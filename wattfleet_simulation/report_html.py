@@ -13,10 +13,11 @@ from typing import Any
 from wattfleet_io.console import rounds_text
 from wattfleet_io.html_page import write_page
 from wattfleet_simulation.comparison import verdict, way_colours
-from wattfleet_simulation.report_duty_figures import PLOTTED, duty_figures
 from wattfleet_simulation.report_figures import (
+    PLOTTED,
     SD_OF_90_PCT,
     device_styles,
+    duty_figures,
     figures,
     is_predicted,
     log_sd,

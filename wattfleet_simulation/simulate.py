@@ -21,15 +21,20 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_io.stop_signals import handled_signals
 from wattfleet_simulation.baselines import BaselineTraining
 from wattfleet_simulation.comparison import verdict
-from wattfleet_simulation.devices import SimulatedDevice, device_specs
 from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables, duty_table
-from wattfleet_simulation.duties import duties_named, require_kept
 from wattfleet_simulation.fleet import state_directory
 from wattfleet_simulation.flower import HOST
 from wattfleet_simulation.report import build_report, write_json
 from wattfleet_simulation.report_html import write_html
-from wattfleet_simulation.run import Display, Simulation, open_fleet
-from wattfleet_simulation.settings import DEFAULT_APPS, PATIENCE_S, Apps, SimulationSettings
+from wattfleet_simulation.run import Display, Simulation, duties_named, open_fleet, require_kept
+from wattfleet_simulation.settings import (
+    DEFAULT_APPS,
+    PATIENCE_S,
+    Apps,
+    SimulatedDevice,
+    SimulationSettings,
+    device_specs,
+)
 
 REPORT_JSON = "report.json"
 REPORT_HTML = "report.html"

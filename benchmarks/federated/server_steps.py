@@ -11,7 +11,7 @@ import torch
 from benchmarks.federated.learning import Model, Trained
 from benchmarks.federated.tasks import Parameters
 from wattfleet.planning import least_whole
-from wattfleet_flower.server.buffered_aggregation import Arrays, Update, step
+from wattfleet_flower.server.replies import Arrays, Update, step
 
 
 @dataclass(frozen=True)

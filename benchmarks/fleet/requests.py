@@ -10,8 +10,8 @@ from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.modes import Workload, WorkloadFacts
 from wattfleet_proto.convert import front_to_message, phase_to_message, workload_to_message
 from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import power_pb2, session_pb2
-from wattfleet_proto.version import own_version
 
 SERVICE = "/wattfleet.v1.SessionService"
 BOARD = "agx-orin"

@@ -18,7 +18,7 @@ from benchmarks.fleet.connection import Connection, connect
 from benchmarks.fleet.identities import FleetIdentities
 from coordinator.listeners import OPTIONS
 from wattfleet.prediction import WEIGHTS_FILE, Artefact
-from wattfleet_simulation.processes import Part, PartFailedError, Parts, program
+from wattfleet_simulation.flower import Part, PartFailedError, Parts, program
 
 HOST = "127.0.0.1"
 _READY_WITHIN_S = 60.0

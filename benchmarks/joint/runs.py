@@ -16,9 +16,7 @@ from wattfleet.choosing import BatchEfficiency
 from wattfleet.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from reference_models.proxy.proxy_runs import ReportSamples
-    from reference_models.proxy.runs_journal import ProxyRun
-    from reference_models.proxy.samples_to_target import RunEnd
+    from reference_models.proxy.proxy_runs import ProxyRun, ReportSamples, RunEnd
 
 BATCHES = (8, 16, 32, 64, 128)
 SEEDS = 5
@@ -89,10 +87,8 @@ def train_all(data: Path, out: Path, report: Callable[[str], None]) -> Path:
 def _train(task: BenchmarkTask, data: Path, journal_file: Path, report: Callable[[str], None]) -> dict[str, Any]:
     import torch
 
-    from reference_models.proxy.proxy_runs import ProxyPlan, train_runs
-    from reference_models.proxy.runs_journal import RunsJournal
-    from reference_models.proxy.samples_to_target import RunLimits, samples_to_target
-    from reference_models.proxy.torch_learner import TorchLearner
+    from reference_models.proxy.proxy_runs import ProxyPlan, RunLimits, RunsJournal, samples_to_target, train_runs
+    from reference_models.proxy.proxy_task import TorchLearner
 
     torch.set_num_threads(1)
     cpu = torch.device("cpu")

@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
 
-from coordinator.budgets.bounded_http import NameLookups
-from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch
+from coordinator.budgets.prometheus_budget import NameLookups, PrometheusBudget, fetch
 from coordinator.budgets.site_file import AnyBudget
 from coordinator.clocks import Moment, jump_s, jump_text
 from coordinator.errors import BudgetSourceError, UnknownRecordError

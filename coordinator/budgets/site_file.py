@@ -13,8 +13,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from coordinator.budgets.prometheus_budget import PrometheusBudget
+from coordinator.state.agents import DeviceRules
 from coordinator.state.names import require_tag
-from coordinator.state.placement import DeviceRules
 from wattfleet.budgets import (
     Budget,
     ConstantBudget,

@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_identity.endpoint import Endpoint
-from wattfleet_identity.handshakes import why_refused
+from wattfleet_identity.channels import Endpoint, why_refused
 from wattfleet_identity.renewal import renew
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError, answers

@@ -6,28 +6,19 @@ import asyncio
 
 import typer
 
-from coordinator.cli.audit_log import audit_log
 from coordinator.cli.authority import app as rotation_commands
-from coordinator.cli.authority import init
-from coordinator.cli.browser_certificate import browser_certificate
-from coordinator.cli.budget import app as budget_commands
-from coordinator.cli.certificates import certificate, certificates, revoke
-from coordinator.cli.devices import device, devices
-from coordinator.cli.events import events
+from coordinator.cli.authority import browser_certificate, init
+from coordinator.cli.certificates import cancel_invite, certificate, certificates, invite, invites, revoke
+from coordinator.cli.devices import delete, device, devices, drain, forget, nodes, profile, tag, workloads
+from coordinator.cli.events import audit_log, events
 from coordinator.cli.export.command import export
-from coordinator.cli.invites import cancel_invite, invite, invites
-from coordinator.cli.nodes import nodes
 from coordinator.cli.options import ClientCommand
-from coordinator.cli.overrides import drain, tag
+from coordinator.cli.plan import app as budget_commands
 from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
-from coordinator.cli.removal import delete, forget
-from coordinator.cli.round import round_
-from coordinator.cli.rounds import rounds
-from coordinator.cli.runs import runs
+from coordinator.cli.runs import round_, rounds, runs
 from coordinator.cli.service import install, uninstall
 from coordinator.cli.store import app as store_commands
-from coordinator.cli.workloads import profile, workloads
 from wattfleet_io.settings.command import SettingsCommand, effective
 
 _MACHINE, _FLEET, _RUNS, _IDENTITIES = "This machine", "Fleet", "Runs", "Identities"
@@ -52,9 +43,8 @@ def serve(ctx: typer.Context) -> None:
     """Serve agents, Flower's server and Prometheus until stopped."""
     import logging
 
-    from coordinator.interpreter import serve_many
     from coordinator.listeners import exposed_plaintext
-    from coordinator.server import BoundAddresses
+    from coordinator.server import BoundAddresses, serve_many
     from coordinator.server import serve as run_server
     from coordinator.settings import CoordinatorSettings
     from wattfleet.errors import InvalidInputError

@@ -1,4 +1,4 @@
-"""`wattfleet coordinator events`: what happened to devices, runs, rounds and budgets."""
+"""`wattfleet coordinator events` and `audit`: what happened, and what operators asked for."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.budget import seconds
 from coordinator.cli.options import JsonOption, WatchOption, connected, show
-from coordinator.cli.run_names import RUN_HELP, names_of, run_id_of
-from coordinator.display.event_words import EVENT_KINDS, subject
-from coordinator.display.wording import date_and_time
+from coordinator.cli.plan import seconds
+from coordinator.cli.runs import RUN_HELP, names_of, run_id_of
+from coordinator.display.words import EVENT_KINDS, date_and_time, subject
+from wattfleet_io.console import print_json, print_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+# --- Events -----------------------------------------------------------------------------------------------------------
+# `wattfleet coordinator events`: what happened to devices, runs, rounds and budgets.
+
 
 _SHOWN = 50
 
@@ -43,8 +48,8 @@ def events(
     """List what happened to devices, runs, rounds and budgets, the newest last."""
     import time
 
-    from coordinator.display.run_words import RunNames
-    from coordinator.display.view_values import event_values, run_values
+    from coordinator.display.values import event_values, run_values
+    from coordinator.display.words import RunNames
     from wattfleet_proto.v1 import view_pb2
 
     since_s = None if since is None else seconds(since)
@@ -81,3 +86,41 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
             text.append(f" (by {each['caller']})", style="dim")
         table.add(date_and_time(each["at"]), each["kind"], Text(each["subject"]), text)
     return table
+
+
+# --- Audit log --------------------------------------------------------------------------------------------------------
+# `wattfleet coordinator audit-log`: what operators changed.
+
+
+def audit_log(
+    since: Annotated[
+        str | None, typer.Option(help="List only requests of this last period, such as 7d. Default: all that are kept.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """List what operators changed or tried to change: when, who, and what. At most the newest 10,000 are listed."""
+    import time
+    from datetime import datetime, timezone
+
+    since_unix_s = None if since is None else time.time() - seconds(since)
+    with connected() as client:
+        entries = client.audit_log(since_unix_s)
+    content = [
+        {
+            "at": datetime.fromtimestamp(each.at_unix_s, timezone.utc).isoformat(timespec="seconds"),
+            "caller": each.caller,
+            "method": each.method,
+            "request": each.request,
+            "outcome": each.outcome or None,
+        }
+        for each in entries
+    ]
+    if json_:
+        print_json(content)
+        return
+    for each in content:
+        print_line(" ".join(filter(None, (each["at"], f"{each['caller']}:", each["method"], each["request"]))))
+        if each["outcome"]:
+            print_line(f"  {each['outcome']}")
+    if not content:
+        print_line("no operator has changed anything")

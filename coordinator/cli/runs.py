@@ -1,8 +1,8 @@
-"""`wattfleet coordinator runs`: all runs, and the cost of each."""
+"""`wattfleet coordinator runs`, `rounds` and `round`: what rounds were planned, and what each cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,14 +10,78 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import JsonOption, WatchOption, connected, show
-from coordinator.cli.run_names import NO_RUNS, RUN_STYLES
-from coordinator.display.wording import moment_of
-from wattfleet_io.console import count_of, duration_text
+from coordinator.display.words import ASSUMED_NOTE, expected_time, moment_of, number
+from wattfleet.errors import InvalidInputError, first_few
+from wattfleet_io.console import (
+    MODE_LEGEND,
+    count_of,
+    duration_text,
+    energy_text,
+    plain_text,
+    print_json,
+    rounds_text,
+    terminal,
+)
+from wattfleet_proto.names import metric_order
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
     from coordinator.cli.client import CoordinatorClient
+    from wattfleet_io.tables import FittingTable
+    from wattfleet_proto.v1 import view_pb2
+
+
+# --- Run names --------------------------------------------------------------------------------------------------------
+# What the commands about runs share: how a run is named, by its name or Flower's id, and the styles of states.
+
+
+_NEWEST = 5
+
+NO_RUNS = (
+    "no runs yet: start a Flower app whose strategy is wrapped in PowerAware, such as with `flwr run` (docs/flower.md)"
+)
+RUN_HELP = "the run's name, Flower's id of it, or the beginning of either"
+RUN_STYLES = {"failed": "bold red", "stopped": "yellow", "running": "bold green"}
+
+
+def names_of(runs: Iterable[view_pb2.RunView]) -> dict[str, str]:
+    """The name of each run by its id, oldest first; older coordinators name no run, so that it has its id."""
+    return {each.run_id: each.name or each.run_id for each in runs}
+
+
+def run_id_of(known: Mapping[str, str], given: str) -> str:
+    """Find the id of the run that a user named.
+
+    Args:
+        known: the names of all runs by id, oldest first.
+        given: a run's name or id, or the unique beginning of one.
+
+    Raises:
+        InvalidInputError: no run matches, or several do.
+    """
+    if given in known:
+        return given
+    exactly = [run_id for run_id, name in known.items() if name == given]
+    found = exactly or [each for each in known if given and (each.startswith(given) or known[each].startswith(given))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = first_few([each if known[each] == each else f"{known[each]} ({each})" for each in found])
+        raise InvalidInputError(f"{given!r} is the beginning of several runs, {names}: give more of the name")
+    newest = f"the newest runs are {', '.join(list(known.values())[-_NEWEST:])}" if known else NO_RUNS
+    raise InvalidInputError(f"unknown run {given!r}: it never started, or was deleted; {newest}")
+
+
+def run_ids_of(client: CoordinatorClient, given: Iterable[str]) -> dict[str, str]:
+    """Find the runs that a user named, without duplicates: their names by id; errors as for `run_id_of`."""
+    known = names_of(client.runs())
+    return {run_id: known[run_id] for run_id in (run_id_of(known, each) for each in given)}
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------------
+# `wattfleet coordinator runs`: all runs, and the cost of each.
 
 _SHOWN = 20
 _NO_SUCH_RUN = "no run has these labels: leave out --label to list all"
@@ -37,11 +101,11 @@ def runs(
     json_: JsonOption = False,
 ) -> None:
     """List runs, the newest last, with their workload, progress and cost."""
-    from wattfleet_proto.run_names import label_of
+    from wattfleet_proto.names import label_of
 
     labels = dict(map(label_of, label or ()))
     with connected() as client:
-        show(lambda: newest_runs(client, limit, labels), partial(_table, is_filtered=bool(labels)), json_, watch)
+        show(lambda: newest_runs(client, limit, labels), partial(_runs_table, is_filtered=bool(labels)), json_, watch)
 
 
 def newest_runs(
@@ -57,21 +121,20 @@ def newest_runs(
     Returns:
         `runs`: a dictionary for each run, the newest last; `older`: the number of runs that are left out.
     """
-    from coordinator.display.run_totals import run_totals
-    from coordinator.display.run_words import has_labels
-    from coordinator.display.view_values import run_values
+    from coordinator.display.values import run_totals, run_values
+    from coordinator.display.words import has_labels
 
     views = [view for view in client.runs(with_times=True) if has_labels(run_values(view), labels)]
     found = [run_totals(view, client.rounds(view.run_id, with_devices=False)) for view in views[-limit:]]
     return {"runs": found, "older": max(0, len(views) - limit)}
 
 
-def _table(content: dict[str, Any], is_filtered: bool = False) -> RenderableType:
+def _runs_table(content: dict[str, Any], is_filtered: bool = False) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from coordinator.display.run_totals import ENERGY_NOTE, energy_words, is_in_part
-    from coordinator.display.run_words import labels_text
+    from coordinator.display.values import ENERGY_NOTE, energy_words, is_in_part
+    from coordinator.display.words import labels_text
     from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
 
     found: Sequence[dict[str, Any]] = content["runs"]
@@ -120,3 +183,257 @@ def _table(content: dict[str, Any], is_filtered: bool = False) -> RenderableType
         Text("next: `rounds --run RUN`, then `round RUN N`; the beginning of a run's name is enough", style="dim")
     )
     return Group(*parts)
+
+
+# --- Rounds -----------------------------------------------------------------------------------------------------------
+# `wattfleet coordinator rounds`: the rounds of a run as planned and as observed.
+
+RunOption = Annotated[str | None, typer.Option("--run", help=f"Show this run: {RUN_HELP}. Default: the newest run.")]
+
+
+def rounds(
+    run: RunOption = None,
+    watch: WatchOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """List the rounds of a run: devices, power and time as planned and observed, and metrics."""
+    from coordinator.display.values import round_values, run_totals
+
+    with connected() as client:
+
+        def content() -> dict[str, Any]:
+            runs = client.runs(with_times=json_)
+            run_id = None if run is None else run_id_of(names_of(runs), run)
+            chosen = [each for each in runs if run_id in (None, each.run_id)][-1:]
+            if not chosen:
+                return {"run_id": None, "rounds": []}
+            views = list(client.rounds(chosen[0].run_id, with_devices=False, with_times=json_))
+            return {**run_totals(chosen[0], views), "rounds": [round_values(view) for view in views]}
+
+        show(content, _run_with_rounds, json_, watch)
+
+
+def _run_with_rounds(content: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from coordinator.display.values import ENERGY_NOTE, is_in_part, trainings_words
+    from coordinator.display.words import labels_text, run_title
+
+    if content["run_id"] is None:
+        return Text(NO_RUNS)
+    asked_for = count_of(content["rounds_asked_for"], "round")
+    lines: list[RenderableType] = [
+        Text(
+            f"run {run_title(content)}: {content['strategy']}, workload {content['workload']}, {asked_for} requested,"
+            f" {content['state']}",
+            style="bold",
+        ),
+    ]
+    if content["labels"]:
+        lines.append(Text(labels_text(content["labels"]), style="dim"))
+    if content["error"]:
+        lines.append(Text(content["error"], style=RUN_STYLES[content["state"]]))
+    if not content["rounds"]:
+        next_step = "" if content["finished"] else "; `wattfleet coordinator plan --dry-run` previews the next one"
+        return Group(*lines, Text(f"no rounds yet{next_step}"))
+    lines.append(_table_of_rounds(content["rounds"]))
+    lines += [_trim(each) for each in content["rounds"] if each["trimmed_planned_w"] is not None]
+    if unplanned := [each["round"] for each in content["rounds"] if each["unplanned"]]:
+        lines.append(Text(f"{rounds_text(unplanned)} unplanned: no budget was kept", style="bold red"))
+    unobserved = [each for each in content["rounds"] if each["wall_s"] is not None and each["observed_s"] is None]
+    if unobserved := [each["round"] for each in unobserved if not each["unplanned"]]:
+        why = "devices measured other modes, trained too briefly, or failed"
+        lines.append(Text(f"{rounds_text(unobserved)} not observed: {why}", style="dim"))
+    if content["training_j"] is not None:
+        covered = trainings_words(content["observed_trainings"], content["trainings"])
+        note = f"; {ENERGY_NOTE}" if any(map(is_in_part, content["rounds"])) else ""
+        lines.append(Text(f"energy: {energy_text(content['training_j'])} for {covered}{note}", style="dim"))
+    return Group(*lines)
+
+
+def _table_of_rounds(rounds: Sequence[dict[str, Any]]) -> FittingTable:
+    """A table of the rounds with their energy and metrics."""
+    from coordinator.display.values import energy_words
+    from wattfleet_io.tables import FittingTable, columns, numbers
+
+    names = sorted({name for each in rounds for name in each["metrics"]}, key=metric_order)
+    table = FittingTable(
+        columns(
+            numbers("round"),
+            numbers("devices"),
+            numbers("W\nallowed", rank=2),
+            numbers("W\nplanned"),
+            numbers("W\nused"),
+            numbers("time\nplanned", rank=1),
+            numbers("time\ntaken"),
+            numbers("energy", rank=3),
+            *(numbers(name, rank=4 + k) for k, name in enumerate(names)),
+        )
+    )
+    for each in rounds:
+        is_running = each["wall_s"] is None and each["observed_s"] is None
+        table.add(
+            str(each["round"]),
+            _devices(each),
+            number(each["site_budget_w"]),
+            number(each["planned_w"]),
+            number(each["observed_site_w"]),
+            duration_text(each["planned_s"]),
+            "running" if is_running else duration_text(each["wall_s" if each["unplanned"] else "observed_s"]),
+            energy_words(each),
+            *(number(each["metrics"].get(name), 3) for name in names),
+        )
+    return table
+
+
+def _devices(each: dict[str, Any]) -> Text:
+    """Describe how many devices took part, and how many of them were late."""
+    from rich.text import Text
+
+    failed, late, devices = len(each["failed"]), len(each["late"]), each["devices"]
+    text = Text(f"{devices - failed:,} of {devices:,}", style="bold red") if failed else Text(f"{devices:,}")
+    return text.append(f", {late:,} late", style="yellow") if late else text
+
+
+def _trim(each: dict[str, Any]) -> Text:
+    """Describe how a round was trimmed in flight, because its budget fell or its devices' duties left less time."""
+    from rich.text import Text
+
+    changes = [
+        f"{count_of(count, 'device')} {words}"
+        for count, words in ((each["in_other_mode"], "continued in another mode"), (each["stopped"], "stopped"))
+        if count
+    ]
+    if not changes:
+        longer = f"{duration_text(each['trimmed_s'])} instead of {duration_text(each['planned_s'])}"
+        return Text(f"round {each['round']} takes up to {longer}: epochs take longer beside a duty", style="yellow")
+    return Text(
+        f"round {each['round']} trimmed to {number(each['trimmed_planned_w'])} of"
+        f" {number(each['trimmed_site_budget_w'])} W: {', '.join(changes)}",
+        style="yellow",
+    )
+
+
+# --- Round ------------------------------------------------------------------------------------------------------------
+# `wattfleet coordinator round`: one round in full.
+
+_STYLES = {"failed": "bold red", "late": "yellow", "in part": "yellow", "stopped": "yellow", "trained": "green"}
+
+
+def round_(
+    run: Annotated[str, typer.Argument(metavar="RUN", help=f"{RUN_HELP}.")],
+    number_: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the round, from 1.")],
+    json_: JsonOption = False,
+) -> None:
+    """Show one round: who trained, in which mode, why, and what failed."""
+    from coordinator.display.values import round_details
+
+    with connected() as client:
+        [(run_id, name)] = run_ids_of(client, [run]).items()
+        content = {"run_name": name, **round_details(client.round(run_id, number_))}
+    if json_:
+        print_json(content)
+    else:
+        _print(content)
+
+
+def _print(content: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from wattfleet_io.tables import facts, grouped
+
+    console = terminal()
+    console.print(_title(content))
+    console.print(facts(_totals(content)))
+    if content["selected"]:
+        console.print()
+        console.print(_selected(content))
+    if failed := [(each["device_id"], plain_text(each["failure"])) for each in content["selected"] if each["failure"]]:
+        console.print(Text("\nfailed", style="bold red"))
+        console.print(grouped(failed, style="red"))
+    if why := [(each["device_id"], each["reason"]) for each in content["selected"] if each["reason"]]:
+        console.print(Text("\nwhy they were selected"))
+        console.print(grouped(why))
+    if content["not_selected"]:
+        console.print(Text(f"\n{count_of(len(content['not_selected']), 'device')} not selected"))
+        console.print(grouped(((each["device_id"], each["reason"]) for each in content["not_selected"]), style="dim"))
+    if not content["unplanned"]:
+        assumed = f"\n{ASSUMED_NOTE}" if any(each["length_assumed"] for each in content["selected"]) else ""
+        console.print(Text(f"\n{MODE_LEGEND}{assumed}", style="dim"))
+
+
+def _title(content: dict[str, Any]) -> Text:
+    from rich.text import Text
+
+    state = "running" if content["wall_s"] is None else f"finished in {duration_text(content['wall_s'])}"
+    began = "" if content["planned_unix_s"] is None else f", began {moment_of(content['planned_unix_s'])}"
+    workload = f", workload {content['workload']}" if content["workload"] else ""
+    return Text(f"round {content['round']} of run {content['run_name']}: {state}{began}{workload}", style="bold")
+
+
+def _totals(content: dict[str, Any]) -> dict[str, str]:
+    from coordinator.display.values import trainings_words
+
+    if content["unplanned"]:
+        return {"plan": "none, because the coordinator was away: no budget was kept"}
+    watts, seconds, joules = (content[key] for key in ("observed_site_w", "observed_s", "training_j"))
+    covered = trainings_words(content["observed_trainings"], content["devices"])
+    lines = {
+        "power": f"{number(content['planned_w'])} of {number(content['site_budget_w'])} W planned,"
+        f" {'not observed' if watts is None else f'{number(watts)} W observed'}",
+        "time": f"{duration_text(content['planned_s'])} planned,"
+        f" {'not observed' if seconds is None else f'{duration_text(seconds)} observed'}",
+        "energy": f"{'not observed' if joules is None else f'{energy_text(joules)} for {covered}'}",
+    }
+    if content["trimmed_planned_w"] is not None:
+        lines["trim"] = (
+            f"to {number(content['trimmed_planned_w'])} of {number(content['trimmed_site_budget_w'])} W:"
+            f" {content['in_other_mode']:,} in another mode, {content['stopped']:,} stopped"
+        )
+    if metrics := ", ".join(f"{name} {number(value, 3)}" for name, value in content["metrics"].items()):
+        lines["metrics"] = metrics
+    return lines
+
+
+def _selected(content: dict[str, Any]) -> FittingTable:
+    from rich.text import Text
+
+    from wattfleet.modes import PowerMode
+    from wattfleet_io.tables import FittingTable, columns, numbers
+
+    planned = (
+        "mode",
+        numbers("batch", rank=2),
+        numbers("epochs", rank=1),
+        numbers("W\nplanned"),
+        numbers("W\nused"),
+        numbers("time\nplanned"),
+        numbers("time\ntaken"),
+    )
+    table = FittingTable(columns("device", "outcome", *(() if content["unplanned"] else planned)))
+    for each in content["selected"]:
+        word = each["outcome"] if each["outcome"] != "in part" else f"{each['share']:.0%}"
+        names = (Text(each["device_id"]), Text(word, style=_STYLES.get(each["outcome"], "")))
+        if content["unplanned"]:
+            table.add(*names)
+            continue
+        mode = PowerMode(**each["mode"]).label()
+        table.add(
+            *names,
+            f"{mode} ({_change(each)})" if each["became"] else mode,
+            number(each["batch"], 0),
+            "-" if each["epochs"] is None else f"{each['epochs']:g}",
+            number(each["planned_w"]),
+            number(each["observed_w"]),
+            expected_time(each["predicted_s"], each["length_assumed"]),
+            duration_text(each["observed_s"]),
+        )
+    return table
+
+
+def _change(each: dict[str, Any]) -> str:
+    """Describe how a trim changed a device's assignment."""
+    from wattfleet.modes import PowerMode
+
+    return f"first {PowerMode(**each['first']['mode']).label()}" if each["became"] == "other mode" else each["became"]

@@ -47,7 +47,7 @@ ConfigOption = Annotated[
 @app.command()
 def check(store: StoreOption = None, config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Check that the store contains what was written to it. A coordinator may be using it."""
-    from coordinator.store.backups import check_file
+    from coordinator.store.store import check_file
 
     path = _file(store, config, "check it with pg_amcheck")
     with _typed(path):
@@ -67,7 +67,7 @@ def backup(
     config: ConfigOption = None,
 ) -> None:
     """Copy the store to the file BACKUP, and check the copy. A coordinator may be using the store."""
-    from coordinator.store.backups import back_up
+    from coordinator.store.store import back_up
     from wattfleet.errors import InvalidInputError
 
     path = _file(store, config, "back it up with pg_dump")
@@ -216,7 +216,7 @@ def _location(store: str | None, config: Path | None) -> URL:
     from coordinator.settings import ENVIRONMENT_PREFIX, CoordinatorSettings
     from coordinator.store.database import database_url
     from wattfleet_io.settings.command import require_no_password
-    from wattfleet_io.settings.loading import load
+    from wattfleet_io.settings.model import load
     from wattfleet_io.settings.option_variables import variables_beside
 
     if store is not None:

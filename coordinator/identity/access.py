@@ -2,16 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from coordinator.identity.callers import certificate_of
-from coordinator.identity.live_calls import LiveCalls
-from wattfleet_identity.certificate_check import CertificateCheck
+import grpc
+
+from coordinator.errors import ForeignDeviceError
+from coordinator.identity.authority_folder import SERVER_LIFETIME, AuthorityFolder
+from wattfleet_identity.certificates import Certificate, CertificateCheck, InvalidCertificateError
 from wattfleet_identity.http_access import VIEWING, AccessDeniedError
 from wattfleet_identity.peers import Role
+from wattfleet_io.clock import utc_now
+from wattfleet_proto.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
+
+
+# --- Callers ----------------------------------------------------------------------------------------------------------
+# The caller of an RPC, according to the certificate of the connection.
+
+
+_read = lru_cache(maxsize=4096)(Certificate.from_pem)
+
+
+def certificate_of(context: Any) -> Certificate | None:
+    """The certificate of a caller's connection, verified by TLS; None without one.
+
+    Args:
+        context: gRPC's context of the call.
+    """
+    pem = context.auth_context().get("x509_pem_cert")
+    return _read(pem[0]) if pem else None
+
+
+def peer_of(context: Any) -> str:
+    """The id in a caller's certificate; empty without one."""
+    certificate = certificate_of(context)
+    return "" if certificate is None else certificate.uri
+
+
+# --- Live calls -------------------------------------------------------------------------------------------------------
+# Long calls in progress and their certificates, which TLS checks only at handshakes.
+
+Check = Callable[[Certificate], None]
+"""Raises an `InvalidCertificateError` if a certificate is no longer valid."""
+
+
+class LiveCalls:
+    """Ends the calls whose certificate has expired or was revoked."""
+
+    def __init__(self) -> None:
+        """Start without any call."""
+        self._calls: dict[asyncio.Task[object], tuple[Certificate, Check]] = {}
+        self._ended: dict[asyncio.Task[object], InvalidCertificateError] = {}
+
+    @contextmanager
+    def holding(self, certificate: Certificate, require_valid: Check) -> Iterator[None]:
+        """Register a call of the current task while it is in progress.
+
+        Args:
+            certificate: the caller's certificate.
+            require_valid: checks it.
+
+        Raises:
+            InvalidCertificateError: the certificate became invalid during the call.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "a handler runs in a task"
+        self._calls[task] = certificate, require_valid
+        try:
+            yield
+        except asyncio.CancelledError:
+            if (why := self._ended.get(task)) is None:
+                raise  # the caller has disconnected
+            task.uncancel()
+            raise why from None
+        finally:
+            self._calls.pop(task, None)
+            self._ended.pop(task, None)
+
+    def end_invalid(self) -> int:
+        """End the calls whose certificate is no longer valid, and return their number."""
+        before = len(self._ended)
+        for task, (certificate, require_valid) in self._calls.items():
+            if task in self._ended:
+                continue
+            try:
+                require_valid(certificate)
+            except InvalidCertificateError as error:
+                self._ended[task] = error
+                task.cancel()
+        return len(self._ended) - before
+
+    async def keep_ending(self, every_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """End calls whose certificate expires or is revoked, until cancelled."""
+        while True:
+            await sleep(every_s)
+            self.end_invalid()
+
+
+# --- Access -----------------------------------------------------------------------------------------------------------
 
 ANYBODY = frozenset(Role)
 _SESSION = frozenset({Role.DEVICE})
@@ -194,3 +290,129 @@ class Access:
             return
         with self._calls.holding(certificate, self.certificates.require_still_valid):
             yield
+
+
+# --- Certified device -------------------------------------------------------------------------------------------------
+# Checks that the agent that begins a session is the device of its certificate.
+
+
+def require_own(
+    hello: session_pb2.Hello, certificate: Certificate | None, has_certificate: Callable[[str], bool]
+) -> None:
+    """Check that a device is the one that its certificate names.
+
+    Args:
+        hello: the session's first message.
+        certificate: the certificate of the connection; None on plaintext.
+        has_certificate: returns whether the device with an id has a valid certificate.
+
+    Raises:
+        ForeignDeviceError: the certificate belongs to another device, or the device has one and does not use it.
+    """
+    if certificate is None:
+        if has_certificate(hello.device_id):
+            raise ForeignDeviceError(
+                f"{hello.device_id} has a certificate: its agent must use it, at the coordinator's address with TLS"
+            )
+        return
+    peer = certificate.peer
+    for what, claimed, certified in (
+        ("device", hello.device_id, peer.name),
+        ("board", hello.board, peer.board),
+        ("installation", hello.installation, peer.installation),
+    ):
+        if certified and claimed != certified:
+            raise ForeignDeviceError(
+                f"{hello.device_id}: the certificate is for the {what} {certified!r}, not {claimed!r}: enrol this"
+                " device with `wattfleet agent join`"
+            )
+
+
+# --- Server credentials -----------------------------------------------------------------------------------------------
+# The server's TLS credentials, whose certificate changes without a restart.
+#
+# gRPC requests the configuration at every handshake. A process with such credentials must not fork, because gRPC's
+# threads hold locks that the child would wait for. Children are started with `exec`
+# (`wattfleet_io/child_process.py`).
+
+_CHECK_S = 3600.0
+
+
+class ServerCredentials:
+    """The credentials of all addresses with TLS, and the folder from which they are read."""
+
+    def __init__(self, folder: AuthorityFolder, now: Callable[[], datetime] = utc_now) -> None:
+        """Use a folder's certificate.
+
+        Args:
+            folder: the authority and the server's certificate.
+            now: returns the time.
+        """
+        self.folder = folder
+        self._now = now
+
+    def requiring_certificates(self) -> grpc.ServerCredentials:
+        """Credentials of an address whose clients must have a certificate."""
+        return self._credentials(require=True)
+
+    def of_enrolment(self) -> grpc.ServerCredentials:
+        """Credentials of an address whose clients have no certificate yet."""
+        return self._credentials(require=False)
+
+    def replace(self, folder: AuthorityFolder) -> None:
+        """Use another certificate or other authorities, beginning with the next handshake."""
+        self.folder = folder
+
+    def read_again(self) -> None:
+        """Read the folder again, and use its current contents.
+
+        Raises:
+            InvalidInputError: the folder is damaged.
+        """
+        self.replace(AuthorityFolder.open(self.folder.folder))
+
+    def renew_if_due(self) -> bool:
+        """Issue the next certificate after two thirds of the current one's validity; return whether one was issued.
+
+        Raises:
+            OSError: the folder cannot be written; the current certificate stays in use.
+        """
+        server = self.folder.server
+        if self._now() < server.renew_at(server.not_after - SERVER_LIFETIME):
+            return False
+        self.folder = self.folder.with_new_server(self._now())
+        return True
+
+    async def keep_renewed(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Renew the certificate when it is due, until cancelled."""
+        while True:
+            try:
+                if self.renew_if_due():
+                    _log.info("the coordinator's certificate was renewed")
+            except OSError as error:
+                _log.warning(
+                    "the coordinator's certificate cannot be renewed: %s. It expires on %s; repair the folder %s",
+                    error.strerror,
+                    f"{self.folder.server.not_after:%Y-%m-%d}",
+                    self.folder.folder,
+                )
+            await sleep(_CHECK_S)
+
+    def _credentials(self, require: bool) -> grpc.ServerCredentials:
+        used = self.folder
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            """The configuration for a handshake; None if that of the previous handshake is still right."""
+            nonlocal used
+            if self.folder is used:
+                return None
+            used = self.folder
+            return _configuration(used, require)
+
+        fetch: Any = changed  # the stubs omit that it may return None
+        return grpc.dynamic_ssl_server_credentials(_configuration(used, require), fetch, require)
+
+
+def _configuration(folder: AuthorityFolder, require: bool) -> grpc.ServerCertificateConfiguration:
+    pair = [(folder.server_key_pem, folder.server_pem)]
+    return grpc.ssl_server_certificate_configuration(pair, folder.trusted_pem if require else None)

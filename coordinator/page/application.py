@@ -2,28 +2,92 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.page.device_page import device
-from coordinator.page.events_page import events
-from coordinator.page.failures import EXPECTED, UnexpectedErrors
-from coordinator.page.fleet_page import fleet, watts_history
+from coordinator.page.fleet_page import device, events, fleet, watts_history
 from coordinator.page.queries import Queries
-from coordinator.page.run_pages import run, runs
-from coordinator.page.snapshots import Snapshots
-from coordinator.page.updates import updates
-from coordinator.page.what_if_page import what_if
+from coordinator.page.run_pages import run, runs, what_if
+from coordinator.page.snapshots import (
+    EXPECTED,
+    WHOLE_FLEET,
+    Snapshot,
+    Snapshots,
+    UnexpectedErrors,
+    noted,
+    unexpected_text,
+)
+from wattfleet.errors import WattfleetError
+from wattfleet_identity.channels import is_loopback
+from wattfleet_identity.http_access import HttpAccess
+from wattfleet_identity.http_server import HttpLimits, caller_of, serving_http
 from wattfleet_io.tasks import background_task, stop_tasks
+
+# --- Updates ----------------------------------------------------------------------------------------------------------
+# Server-sent events: the watts of a supply with every snapshot, changes of pages, and why updates fail.
+
+
+_STOP_CHECK_S = 0.5
+_MAX_VIEWERS = 40
+
+
+async def updates(request: Request) -> Response:
+    """Answer with updates until the viewer leaves or may no longer read, or the coordinator stops."""
+    snapshots: Snapshots = request.app.state.snapshots
+    if snapshots.viewers >= _MAX_VIEWERS:
+        text = f"{_MAX_VIEWERS} viewers already receive updates, which is the limit: close one, or reload by hand"
+        return JSONResponse({"error": "Too many viewers", "detail": text}, status_code=503)
+    return StreamingResponse(_stream(request, snapshots), media_type="text/event-stream")
+
+
+async def _stream(request: Request, snapshots: Snapshots) -> AsyncIterator[str]:
+    caller = caller_of(request.scope)
+    snapshots.viewers += 1
+    supply = request.query_params.get("supply", WHOLE_FLEET)
+    try:
+        seen: Snapshot | None = None
+        failure: str | None = None
+        while not caller.is_stopping():
+            try:
+                caller.role()
+            except WattfleetError as error:
+                yield _event({"text": str(error), "final": True}, "failure")
+                return
+            try:
+                seen = await asyncio.wait_for(snapshots.after(seen), _STOP_CHECK_S)
+            except (TimeoutError, asyncio.TimeoutError):
+                if snapshots.failure is not None and snapshots.failure != failure:
+                    failure = snapshots.failure
+                    yield _event({"text": failure}, "failure")
+                continue
+            failure = None
+            yield _event({"version": seen.version, "watts": asdict(seen.watts.get(supply, seen.watts[WHOLE_FLEET]))})
+    except Exception as error:
+        yield _event({"text": unexpected_text(noted(error, request.url.path))}, "failure")
+    finally:
+        snapshots.viewers -= 1
+
+
+def _event(content: dict[str, Any], kind: str = "message") -> str:
+    return f"event: {kind}\ndata: {json.dumps(content)}\n\n"
+
+
+# --- Application ------------------------------------------------------------------------------------------------------
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -92,3 +156,32 @@ def page_application(queries: Queries, hosts: Sequence[str], has_authority: bool
     )
     app.state.has_authority = has_authority
     return app
+
+
+# --- Server -----------------------------------------------------------------------------------------------------------
+# Serves the web page from a thread with its own event loop, because rendering must not delay sessions.
+
+
+def page_served(
+    queries: Queries,
+    host: str,
+    port: int,
+    limits: HttpLimits,
+    access: HttpAccess | None = None,
+    has_authority: bool = False,
+) -> AbstractAsyncContextManager[int]:
+    """Serve the page until the context is left, and yield the port; port 0 picks a free one.
+
+    Args:
+        queries: read the fleet; the coordinator's event loop has to run until the context is left.
+        host: the address to listen on.
+        port: the port.
+        limits: limits on connections.
+        access: who may read over HTTPS; None lets everybody read over HTTP.
+        has_authority: whether operators have certificates; if so, only they can see the audit log.
+
+    Raises:
+        InvalidInputError: the address is in use or does not exist.
+    """
+    hosts = ["127.0.0.1", "localhost"] if access is None and is_loopback(host) else ["*"]
+    return serving_http(page_application(queries, hosts, has_authority), "the page", host, port, limits, access)

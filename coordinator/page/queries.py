@@ -3,14 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import quote
+
+from starlette.requests import Request
 
 from coordinator.services.identities import IdentityServicer
 from coordinator.services.operations import OperatorServicer
 from coordinator.services.views import ViewServicer
 from wattfleet_proto.v1 import identity_pb2, operator_pb2, view_pb2
+
+# --- Links ------------------------------------------------------------------------------------------------------------
+# The addresses of the pages of devices and runs, whose ids may have any printable characters.
+
+
+def device_link(device_id: str) -> str:
+    """The path of a device's page. A browser would resolve a slash or dots that are not encoded."""
+    return f"/devices/{quote(device_id, safe='')}"
+
+
+def run_link(run_id: str, number: int | None = None) -> str:
+    """The path of a run's page.
+
+    Args:
+        run_id: the run.
+        number: the round that is shown in full; None for the newest.
+    """
+    return f"/runs/{quote(run_id, safe='')}" + ("" if number is None else f"?round={number}")
+
+
+# --- Paging -----------------------------------------------------------------------------------------------------------
+# Pages of a long list.
+
+_ROWS = 50
+
+
+@dataclass(frozen=True)
+class ListPage:
+    """One page of a list.
+
+    Attributes:
+        rows: its rows.
+        number: the number of the page, from 1.
+        pages: number of pages.
+        total: number of rows of the whole list.
+    """
+
+    rows: Sequence[Any]
+    number: int
+    pages: int
+    total: int
+
+
+def page_of(rows: Sequence[Any], request: Request) -> ListPage:
+    """The page of a list that a request names; the nearest one if that page does not exist."""
+    asked = request.query_params.get("page", "1")
+    pages = max(1, -(-len(rows) // _ROWS))
+    number = min(max(int(asked), 1), pages) if asked.isdecimal() and len(asked) < 10 else 1
+    return ListPage(rows[(number - 1) * _ROWS : number * _ROWS], number, pages, len(rows))
+
+
+# --- Queries ----------------------------------------------------------------------------------------------------------
 
 Answer = TypeVar("Answer")
 

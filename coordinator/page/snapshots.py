@@ -6,24 +6,177 @@ import asyncio
 import hashlib
 import json
 import logging
+import secrets
 import time
 import traceback
 from array import array
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 
-from coordinator.display.supply_words import as_tree
-from coordinator.display.view_values import Values, budget_values, run_values, tagged_device_values
-from coordinator.page.failures import noted, unexpected_text
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
+
+from coordinator.display.values import Values, budget_values, run_totals, run_values, tagged_device_values
+from coordinator.display.words import as_tree
+from coordinator.errors import UnknownRecordError
+from coordinator.page.plots import drawn
 from coordinator.page.queries import Queries
-from coordinator.page.run_costs import RunCosts
-from wattfleet.errors import WattfleetError
+from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import operator_pb2, view_pb2
 
 _log = logging.getLogger(__name__)
+
+
+# --- Failures ---------------------------------------------------------------------------------------------------------
+# Error answers of the page: in its own layout, or as JSON if a script sent the request.
+
+
+_ASKED_BY_SCRIPTS = ("/watts.json", "/updates")
+
+
+class UnexpectedErrors:
+    """Answers unexpected errors: the log gets the traceback, and the viewer an id to find it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Guard an application.
+
+        Args:
+            app: the application.
+        """
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        has_started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception as error:
+            if scope["type"] != "http" or has_started:
+                raise
+            error_id = noted(error, scope["path"])
+            await (await _unexpected(Request(scope, receive), error_id))(scope, receive, send)
+
+
+def noted(error: Exception, what: str) -> str:
+    """Log an unexpected error.
+
+    Args:
+        error: the error.
+        what: the part of the page that cannot be shown.
+
+    Returns:
+        The id in the log line.
+    """
+    error_id = secrets.token_hex(4)
+    _log.error("error %s: the page cannot show %r", error_id, what, exc_info=error)
+    return error_id
+
+
+def unexpected_text(error_id: str) -> str:
+    """The text about an unexpected error for a viewer.
+
+    Args:
+        error_id: the id in its log line.
+    """
+    return f"Look for error {error_id} in the coordinator's log."
+
+
+async def _unexpected(request: Request, error_id: str) -> Response:
+    return await _answer(request, "The coordinator could not show this", unexpected_text(error_id), 500)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    return await _answer(request, "Not found", str(error), 404)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    return await _answer(request, "Invalid request", str(error), 400)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return await _answer(request, "The coordinator cannot answer now", str(error), 503)
+
+
+async def _no_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return await _answer(request, "Not found", "There is no such page: choose one above.", 404)
+    if error.status_code == 405:
+        text = "The page only reads: change the fleet with the commands of wattfleet coordinator."
+        return await _answer(request, "Invalid request", text, 405)
+    return await _answer(request, "Invalid request", error.detail, error.status_code)
+
+
+async def _answer(request: Request, title: str, text: str, status: int) -> Response:
+    if request.url.path in _ASKED_BY_SCRIPTS:
+        return JSONResponse({"error": title, "detail": text}, status_code=status)
+    return await drawn(request, "error.html", {"title": title, "text": text}, status=status)
+
+
+EXPECTED: dict[type[Exception], ExceptionHandler] = {
+    UnknownRecordError: _unknown,
+    InvalidInputError: _invalid,
+    WattfleetError: _failed,
+    HTTPException: _no_page,
+}
+"""The handlers of errors that are not faults of the page."""
+
+
+# --- Run costs --------------------------------------------------------------------------------------------------------
+# The totals of runs; those of ended runs are cached, so that their rounds are read only once.
+
+_KEPT_RUNS = 1_000
+
+_LATE_S = 10.0
+"""How long the totals of an ended run are shown while observations are missing, which may still arrive."""
+
+
+class RunCosts:
+    """The totals of runs."""
+
+    def __init__(self, queries: Queries, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Start without any run.
+
+        Args:
+            queries: read the fleet.
+            now_s: a clock, in seconds.
+        """
+        self._queries = queries
+        self._now_s = now_s
+        self._ended: OrderedDict[tuple[str, float | None], tuple[float, Values]] = OrderedDict()
+
+    async def of(self, run: view_pb2.RunView) -> Values:
+        """The values of a run with its totals.
+
+        Raises:
+            UnknownRecordError: the run was deleted.
+        """
+        key = (run.run_id, run.finished_unix_s if run.HasField("finished_unix_s") else None)
+        read_s, found = self._ended.get(key, (0.0, None))
+        if run.finished and found is not None:
+            is_complete = found["observed_trainings"] >= found["trainings"]
+            if is_complete or self._now_s() - read_s < _LATE_S:
+                return found
+        found = run_totals(run, await self._queries.rounds(run.run_id))
+        if run.finished:
+            self._ended[key] = (self._now_s(), found)
+            if len(self._ended) > _KEPT_RUNS:
+                self._ended.popitem(last=False)
+        return found
+
+
+# --- Snapshots --------------------------------------------------------------------------------------------------------
 
 _WATCHED_S = 1.0
 _UNWATCHED_S = 5.0

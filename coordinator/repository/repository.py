@@ -3,18 +3,96 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from coordinator.repository.shared_reads import SharedReads
+from sqlalchemy import URL
+
+from coordinator.clocks import BootClock
+from coordinator.errors import StoreInUseError, StoreUnavailableError
 from coordinator.repository.writer import Writer
 from coordinator.settings import StoreSettings
-from coordinator.state.event_records import EventFilter, EventRecord
 from coordinator.state.fleet import Fleet
+from coordinator.state.identities import Identities
 from coordinator.state.identity_records import AuditEntry
-from coordinator.state.records import RoundRecord, StoredRecord, UnplannedRound, run_of
-from coordinator.store.times import Times, TimesOf
+from coordinator.state.records import (
+    EventFilter,
+    EventRecord,
+    ExpiredEvents,
+    RoundRecord,
+    StoredRecord,
+    UnplannedRound,
+    run_of,
+)
+from coordinator.store.store import Store
+from coordinator.store.tables import Times, TimesOf
 from wattfleet.planning import History
+from wattfleet_io.clock import utc_now
+
+_log = logging.getLogger(__name__)
+
+
+# --- Shared reads -----------------------------------------------------------------------------------------------------
+# Reads from the store that are in progress, each shared by all tasks that need the same data.
+
+
+Key = tuple[str, str]
+"""The kind of thing that is read, and its id."""
+
+
+class SharedReads:
+    """Each read runs once for all waiting tasks, and continues to its end if they are cancelled.
+
+    Reading a large run's history may take longer than a Flower server waits for an answer; its retry then finds the
+    result.
+    """
+
+    def __init__(self) -> None:
+        """Start without any read."""
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._waiting: Counter[Key] = Counter()
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a key is being read, or was read for a task that has not continued yet."""
+        return key in self._tasks or key in self._waiting
+
+    async def once(self, key: Key, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a read, or wait for the same read in progress.
+
+        Args:
+            key: kind and id of what is read.
+            read: reads it from the store into the fleet.
+        """
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(self._run(key, read))
+            task.add_done_callback(_retrieve_error)
+        self._waiting[key] += 1
+        try:
+            await asyncio.shield(task)
+        finally:
+            self._waiting[key] -= 1
+            self._waiting += Counter()  # drops keys that no task waits for
+
+    async def _run(self, key: Key, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await read()
+        finally:
+            del self._tasks[key]
+
+
+def _retrieve_error(task: asyncio.Task[None]) -> None:
+    """Mark a read's error as retrieved, because no task does so if all waiting tasks were cancelled."""
+    if not task.cancelled():
+        task.exception()
+
+
+# --- Repository -------------------------------------------------------------------------------------------------------
 
 
 class FleetRepository:
@@ -164,3 +242,99 @@ class FleetRepository:
             self.fleet.flower.remove_runs([run_id])
             self.fleet.unplanned.remove_runs([run_id])
             yield run_id
+
+
+# --- Standby ----------------------------------------------------------------------------------------------------------
+# Opens a store; a standby waits until no other coordinator uses it.
+
+
+async def open_store(
+    location: Path | URL,
+    settings: StoreSettings = StoreSettings(),
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    open_now: Callable[[Path | URL], Store] | None = None,
+) -> Store:
+    """Open a store.
+
+    Args:
+        location: path of an SQLite file, or a database's URL.
+        settings: whether to wait while another coordinator uses it or its database does not answer, and how often to
+            try.
+        sleep: waits for the given seconds.
+        open_now: opens the store, or fails at once; None for `Store`.
+
+    Raises:
+        InvalidInputError: the location cannot be used as a store.
+        StoreInUseError: another coordinator uses the store.
+        StoreUnavailableError: the database does not answer.
+    """
+    open_now = open_now or partial(Store, settings=settings, clock=BootClock.of_system())
+    logged = ""
+    while True:
+        try:
+            return await asyncio.to_thread(open_now, location)
+        except (StoreInUseError, StoreUnavailableError) as error:
+            if not settings.standby:
+                raise
+            # Log once per kind of error, because the messages may differ between attempts.
+            if logged != type(error).__name__:
+                logged = type(error).__name__
+                _log.info("standby: %s", error)
+        await sleep(settings.standby_check_s)
+
+
+# --- Retention --------------------------------------------------------------------------------------------------------
+# Retention: deletes old runs once a day, and drops expired invites, certificates, audit entries and events every
+# hour.
+#
+# Nothing else deletes runs by their age. The deletion runs beside the loaded fleet, also at the start, because the
+# fleet knows which runs are in use (`Fleet.runs_in_use`).
+
+_AN_HOUR_S = 3600.0
+_A_DAY_S = 24 * _AN_HOUR_S
+
+
+async def delete_old_runs_daily(
+    repository: FleetRepository, keep: timedelta, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Delete old runs from the store and from memory, now and once a day, until cancelled.
+
+    Runs in use are kept.
+
+    Args:
+        repository: the fleet and its store.
+        keep: how long a run is kept after its end, or after its last round if it never ended.
+        sleep: waits for the given seconds.
+
+    Raises:
+        NotOwnerError: another coordinator has taken the store over.
+    """
+    while True:
+        count = 0
+        try:
+            async for _run_id in repository.delete_old_runs(keep):
+                count += 1
+        except StoreUnavailableError as error:
+            _log.warning("deleting old runs stopped until tomorrow: %s", error)
+        if count:
+            _log.info("deleted %d runs older than %d days", count, keep.days)
+        await sleep(_A_DAY_S)
+
+
+async def drop_expired_hourly(
+    repository: FleetRepository,
+    identities: Identities,
+    now: Callable[[], datetime] = utc_now,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Drop expired identity records from memory and the store, and old events, now and every hour, until cancelled.
+
+    Args:
+        repository: the fleet and its store.
+        identities: invites and certificates.
+        now: returns the time.
+        sleep: waits for the given seconds.
+    """
+    while True:
+        repository.save_soon(identities.expire(now()), ExpiredEvents(now()))
+        await sleep(_AN_HOUR_S)

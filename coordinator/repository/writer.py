@@ -12,14 +12,19 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol, TypeVar
 
+from coordinator.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.service_figures import ServiceFigures, timed
 from coordinator.settings import StoreSettings
-from coordinator.state.event_records import EventFilter, EventRecord, ExpiredEvents
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
+    EventFilter,
+    EventRecord,
+    ExpiredEvents,
     ForgottenDevice,
+    GivenUpTraining,
+    GrantLifetime,
     NodeRecord,
     PinnedReferences,
     PublishedReference,
@@ -30,9 +35,7 @@ from coordinator.state.records import (
     SupplyOverride,
     UnplannedRound,
 )
-from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
-from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
-from coordinator.store.times import Times, TimesOf
+from coordinator.store.tables import Times, TimesOf
 from wattfleet.planning import History
 
 _log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from coordinator.errors import StoreUnavailableError
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.issuing import CertificateOf
-from coordinator.services.peer_quotas import HostRates, host_of
+from coordinator.services.request_limits import HostRates, host_of
 from coordinator.state.identity_records import AuditEntry
-from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import WattfleetError
 from wattfleet_identity.channels import is_loopback
 from wattfleet_io.clock import utc_now

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta, timezone
+from hashlib import sha256
 from typing import Any
 
-from coordinator.errors import RotationError
+from coordinator.errors import InvalidInviteError, QuotaExceededError, RotationError
+from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.audit import name_of_caller
-from coordinator.services.issuing import CertificateOf, Issuing
+from coordinator.services.issuing import CertificateOf, Issuing, openssh_line
+from coordinator.services.request_limits import HostRates, host_of
 from coordinator.state.identities import Identities
-from coordinator.state.identity_records import CertificateRecord, InviteRecord
-from coordinator.state.invite_terms import Terms
+from coordinator.state.identity_records import Application, CertificateRecord, InviteRecord, Terms
 from coordinator.state.names import require_name
 from wattfleet.errors import InvalidInputError, first_few
 from wattfleet_identity.authority import LIFETIME, SERVER_NAME
+from wattfleet_identity.certificates import key_digest, requested_key
 from wattfleet_identity.invites import Invite, new_token
-from wattfleet_identity.peers import Peer, Role
-from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc
+from wattfleet_identity.peers import USERS_OF_FLWR, Peer, Role
+from wattfleet_io.addresses import split_address
+from wattfleet_proto.v1 import (
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    identity_pb2,
+    identity_pb2_grpc,
+    superlink_pb2,
+    superlink_pb2_grpc,
+)
+
+_log = logging.getLogger(__name__)
 
 _PER_MESSAGE = 500
 _MAX_AUDIT_ENTRIES = 10_000
@@ -243,3 +259,204 @@ def _certificate(record: CertificateRecord) -> identity_pb2.CertificateView:
         reason=record.reason,
         flower_public_key=record.flower_key,
     )
+
+
+# --- Enrolment --------------------------------------------------------------------------------------------------------
+# The enrolment service: machines exchange an invite's token for a certificate, and renew it.
+
+_WRONG_TOKENS_AT_ONCE = 10
+_WRONG_TOKENS_PER_S = 0.2
+
+
+class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
+    """Lets machines into the fleet."""
+
+    def __init__(
+        self,
+        repository: FleetRepository,
+        issuing: Issuing,
+        certificate_of: CertificateOf,
+        end_invalid_sessions: Callable[[], int],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Serve one fleet.
+
+        Args:
+            repository: the fleet and its store.
+            issuing: issues certificates.
+            certificate_of: returns the caller's certificate.
+            end_invalid_sessions: ends the sessions whose certificates are no longer valid; returns how many.
+            now_s: the clock of the limit on wrong tokens, in seconds.
+        """
+        self._repository = repository
+        self._issuing = issuing
+        self._certificate_of = certificate_of
+        self._end_invalid_sessions = end_invalid_sessions
+        self._now_s = now_s
+        self._wrong_tokens = HostRates(_WRONG_TOKENS_PER_S, _WRONG_TOKENS_AT_ONCE)
+
+    async def GetAuthority(  # noqa: N802 - named by the protocol
+        self, request: enrolment_pb2.GetAuthorityRequest, context: Any
+    ) -> enrolment_pb2.GetAuthorityResponse:
+        """Return the certificate of the authority that signs the server's certificate."""
+        return enrolment_pb2.GetAuthorityResponse(authority_pem=self._issuing.holder.folder.authority.certificate_pem)
+
+    async def Join(  # noqa: N802 - named by the protocol
+        self, request: enrolment_pb2.JoinRequest, context: Any
+    ) -> enrolment_pb2.JoinResponse:
+        """Enrol a machine; its certificate is on disk before it is sent."""
+        host = host_of(context.peer())
+        wrong = self._wrong_tokens.of(host, self._now_s())
+        if wrong.is_empty(self._now_s()):
+            raise QuotaExceededError("too many wrong tokens came from this host: wait a minute before the next one")
+        requested_key(request.request_pem)
+        flower_key = openssh_line(request.flower_public_key)
+        identities, now = self._issuing.identities, self._issuing.now()
+        fleet = self._issuing.holder.folder.issuer.fleet
+        application = Application(request.name, request.board, request.installation, flower_key)
+        try:
+            admission = identities.redeem(request.token, application, fleet, now)
+        except InvalidInviteError as error:
+            wrong.take(self._now_s())
+            _log.warning("an enrolment from %s was refused: %s", host, type(error).__doc__)
+            raise
+        peer, invite = admission.peer, admission.invite
+        certificate_pem, record = self._issuing.issue(request.request_pem, peer, flower_key)
+        placed = self._repository.fleet.operator.place(peer.name, invite.site, invite.tags)
+        try:
+            await self._repository.save(invite, *admission.replaced, record, *placed)
+        except BaseException:  # also if the machine has disconnected meanwhile
+            self._repository.save_soon(*identities.take_back(admission, record, now))
+            raise
+        identities.admitted(admission)
+        self._end_invalid_sessions()
+        _log.info("%s enrolled from %s with the invite %s of %s", peer, host, invite.number, invite.made_by)
+        return enrolment_pb2.JoinResponse(
+            certificate_pem=certificate_pem,
+            trusted_pem=self._issuing.holder.folder.trusted_pem,
+            coordinator=self._issuing.addresses().of(peer.role),
+            server_name=SERVER_NAME,
+            superlink=self._issuing.addresses().superlink,
+        )
+
+    async def Renew(  # noqa: N802 - named by the protocol
+        self, request: enrolment_pb2.RenewRequest, context: Any
+    ) -> enrolment_pb2.RenewResponse:
+        """Issue the caller's next certificate, with the key and the lifetime of the previous one."""
+        certificate, identities = self._certificate_of(context), self._issuing.identities
+        if certificate is None:
+            raise InvalidInputError("there is no certificate to renew: enrol this machine first")
+        record = identities.find(certificate.serial)
+        if record is None:
+            raise InvalidInputError(
+                f"this coordinator did not issue the certificate of {certificate.peer}, or was restored from an older "
+                "backup: renew it with the authority that issued it, or enrol again"
+            )
+        if key_digest(requested_key(request.request_pem)) != certificate.key_digest:
+            raise InvalidInputError(
+                f"the request has another key than the certificate of {certificate.peer}: renew it with its own key, or"
+                " enrol again for a new key"
+            )
+        # Other roles may have a certificate with another lifetime, which a renewal must not extend.
+        is_device = certificate.peer.role is Role.DEVICE
+        lifetime = self._issuing.lifetime if is_device else record.not_after - record.issued_at
+        identities.require_renewable(certificate.peer, lifetime, self._issuing.now())
+        certificate_pem, renewed = self._issuing.issue(
+            request.request_pem, certificate.peer, record.flower_key, lifetime
+        )
+        await self._repository.save(renewed)
+        return enrolment_pb2.RenewResponse(
+            certificate_pem=certificate_pem,
+            trusted_pem=self._issuing.holder.folder.trusted_pem,
+            superlink=self._issuing.addresses().superlink,
+        )
+
+
+# --- Superlink --------------------------------------------------------------------------------------------------------
+# The service for Flower's SuperLink: its TLS certificate, and the list of enrolled SuperNodes.
+
+_MAX_HOSTS = 20
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
+    """Gives a SuperLink its TLS certificate and the public keys of the SuperNodes."""
+
+    def __init__(self, issuing: Issuing, hosts: tuple[str, ...] = ()) -> None:
+        """Serve one fleet.
+
+        Args:
+            issuing: issues certificates.
+            hosts: further names and IP addresses of the SuperLink's machine, in addition to its address.
+        """
+        self._issuing = issuing
+        self._hosts = hosts
+        self._start = secrets.token_hex(8)  # revisions count from 0 after a restart
+
+    async def GetSuperLink(  # noqa: N802 - named by the protocol
+        self, request: superlink_pb2.GetSuperLinkRequest, context: Any
+    ) -> superlink_pb2.GetSuperLinkResponse:
+        """Return the SuperLink's address."""
+        return superlink_pb2.GetSuperLinkResponse(address=self._issuing.addresses().superlink)
+
+    async def IssueServerCertificate(  # noqa: N802 - named by the protocol
+        self, request: superlink_pb2.IssueServerCertificateRequest, context: Any
+    ) -> superlink_pb2.IssueServerCertificateResponse:
+        """Issue the SuperLink's TLS certificate."""
+        folder = self._issuing.holder.folder
+        hosts = self._known_hosts()
+        unknown = [host for host in list(request.hosts)[:_MAX_HOSTS] if host not in hosts]
+        if unknown:
+            raise InvalidInputError(
+                f"{unknown[0][:200]!r} is not a known address of the SuperLink: listen on 0.0.0.0,"
+                f" or restart the coordinator with --superlink-host {unknown[0][:200]}"
+            )
+        # As with the coordinator's own certificate, not every peer trusts the next authority yet.
+        certificate_pem = folder.authority.issue_superlink(
+            request.request_pem, hosts, self._issuing.lifetime, self._issuing.now()
+        )
+        return superlink_pb2.IssueServerCertificateResponse(
+            certificate_pem=certificate_pem, trusted_pem=folder.trusted_pem, authority=_fingerprint_of(folder)
+        )
+
+    async def ListSuperNodes(  # noqa: N802 - named by the protocol
+        self, request: superlink_pb2.ListSuperNodesRequest, context: Any
+    ) -> AsyncIterator[superlink_pb2.ListSuperNodesResponse]:
+        """List the SuperNodes of all enrolled devices."""
+        identities, now = self._issuing.identities, self._issuing.now()
+        first = superlink_pb2.ListSuperNodesResponse(
+            revision=f"{self._start}-{identities.revision}",
+            authority=_fingerprint_of(self._issuing.holder.folder),
+        )
+        if request.known_revision == first.revision:
+            first.is_unchanged = True
+            yield first
+            return
+        first.revoked_serials.extend(identities.revoked(USERS_OF_FLWR, now))
+        found = [
+            superlink_pb2.SuperNodeView(device_id=device_id, public_key=key)
+            for device_id, key in identities.supernodes(now)
+        ]
+        first.supernodes.extend(found[:_PER_MESSAGE])
+        yield first
+        for start in range(_PER_MESSAGE, len(found), _PER_MESSAGE):
+            yield superlink_pb2.ListSuperNodesResponse(supernodes=found[start : start + _PER_MESSAGE])
+
+    def _known_hosts(self) -> list[str]:
+        """The names and addresses of the SuperLink.
+
+        Raises:
+            InvalidInputError: the coordinator's settings do not state them.
+        """
+        address = self._issuing.addresses().superlink
+        if not address:
+            raise InvalidInputError(
+                "this coordinator has no address of a SuperLink: restart it with --superlink-address HOST:PORT, the "
+                "address at which SuperNodes and users reach the SuperLink"
+            )
+        return list(dict.fromkeys([split_address(address)[0].strip("[]"), *self._hosts, *_LOOPBACK]))
+
+
+def _fingerprint_of(folder: AuthorityFolder) -> bytes:
+    """A digest of 32 bytes of the authority that issues servers' certificates, and of the trusted authorities."""
+    return sha256(folder.authority.fingerprint + folder.trusted_pem).digest()

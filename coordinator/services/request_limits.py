@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -10,10 +13,38 @@ import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from coordinator.errors import OversizedMessageError
+from coordinator.errors import (
+    AlreadyEnrolledError,
+    DamagedStoreError,
+    DuplicateSessionError,
+    FleetReturningError,
+    ForeignDeviceError,
+    InvalidInviteError,
+    NoDevicesError,
+    NotOwnerError,
+    NotRunOwnerError,
+    OversizedMessageError,
+    QuotaExceededError,
+    RotationError,
+    RunEndedError,
+    StillInUseError,
+    StoreFullError,
+    StoreUnavailableError,
+    TooManyDevicesError,
+    UncheckedReferenceError,
+    UnknownRecordError,
+    UploadTimeoutError,
+)
+from coordinator.service_figures import ServiceFigures, timed
+from coordinator.settings import PeerSettings
 from coordinator.state.names import abbreviate
-from wattfleet.errors import InvalidInputError
-from wattfleet_proto.message_sizes import (
+from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
+from wattfleet_identity.certificates import InvalidCertificateError
+from wattfleet_identity.http_access import AccessDeniedError
+from wattfleet_identity.peers import UnknownPeerError
+from wattfleet_io.tasks import TokenBucket
+from wattfleet_proto.error_boundary import StatusTable
+from wattfleet_proto.limits import (
     MAX_ELEMENTS,
     MAX_ID_CHARACTERS,
     MAX_MESSAGE_BYTES,
@@ -22,6 +53,182 @@ from wattfleet_proto.message_sizes import (
     MAX_SESSION_BYTES,
     MAX_STREAMED_BYTES,
 )
+from wattfleet_proto.names import ProtocolVersionError
+
+# --- Error statuses ---------------------------------------------------------------------------------------------------
+# The gRPC status code of each domain error.
+
+
+STATUS: StatusTable = {
+    InfeasibleBudgetError: grpc.StatusCode.FAILED_PRECONDITION,
+    InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
+    CorruptReferenceError: grpc.StatusCode.DATA_LOSS,
+    UnknownRecordError: grpc.StatusCode.NOT_FOUND,
+    DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
+    TooManyDevicesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    OversizedMessageError: grpc.StatusCode.INVALID_ARGUMENT,
+    StillInUseError: grpc.StatusCode.FAILED_PRECONDITION,
+    InvalidInviteError: grpc.StatusCode.PERMISSION_DENIED,
+    AlreadyEnrolledError: grpc.StatusCode.ALREADY_EXISTS,
+    RotationError: grpc.StatusCode.FAILED_PRECONDITION,
+    NotRunOwnerError: grpc.StatusCode.PERMISSION_DENIED,
+    RunEndedError: grpc.StatusCode.ABORTED,
+    AccessDeniedError: grpc.StatusCode.PERMISSION_DENIED,
+    ForeignDeviceError: grpc.StatusCode.PERMISSION_DENIED,
+    InvalidCertificateError: grpc.StatusCode.UNAUTHENTICATED,
+    UnknownPeerError: grpc.StatusCode.UNAUTHENTICATED,
+    QuotaExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # Commands treat UNAVAILABLE and DEADLINE_EXCEEDED as a coordinator that does not answer.
+    UploadTimeoutError: grpc.StatusCode.ABORTED,
+    UncheckedReferenceError: grpc.StatusCode.ABORTED,
+    NoDevicesError: grpc.StatusCode.UNAVAILABLE,
+    NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
+    FleetReturningError: grpc.StatusCode.UNAVAILABLE,
+    # As with a missing method, a retry cannot succeed.
+    ProtocolVersionError: grpc.StatusCode.UNIMPLEMENTED,
+    DamagedStoreError: grpc.StatusCode.DATA_LOSS,
+    StoreFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    # The coordinator that took over may answer the same request.
+    NotOwnerError: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+# --- Peer quotas ------------------------------------------------------------------------------------------------------
+# Limits on the requests of one peer, so that it leaves room for the others.
+#
+# A peer is a connection or a host. A fleet behind one address is one host with a connection for each device.
+
+_SESSION_SERVICE = "/wattfleet.v1.SessionService/"
+_BURST_S = 2.0
+_MAX_HOSTS = 10_000
+"""The most hosts whose rate is tracked; beyond this, the oldest is dropped."""
+
+
+def host_of(peer: str) -> str:
+    """The host of a peer that gRPC names, for example, `ipv4:10.0.0.7:41234`; equal for all connections of one host."""
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
+class HostRates:
+    """A token bucket for each host."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        """Start with full buckets.
+
+        Args:
+            per_s: the most events per second of one host, on average.
+            burst: the most events of one host at once.
+        """
+        self._per_s, self._burst = per_s, burst
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def of(self, host: str, now_s: float) -> TokenBucket:
+        """Get a host's bucket."""
+        if host not in self._buckets:
+            if len(self._buckets) >= _MAX_HOSTS:
+                del self._buckets[next(iter(self._buckets))]
+            self._buckets[host] = TokenBucket.full(self._per_s, self._burst, now_s)
+        return self._buckets[host]
+
+
+class PeerQuotas:
+    """The calls in progress and the requests of every peer."""
+
+    def __init__(self, settings: PeerSettings = PeerSettings(), now_s: Callable[[], float] = time.monotonic) -> None:
+        """Start without any call.
+
+        Args:
+            settings: the limits.
+            now_s: a clock, in seconds.
+        """
+        self._settings = settings
+        self._now_s = now_s
+        self._of_connection: Counter[str] = Counter()
+        self._of_host: Counter[str] = Counter()
+        rate = settings.requests_per_s
+        self._requests = HostRates(rate, max(1.0, _BURST_S * rate))
+
+    @contextmanager
+    def admitted(self, method: str, context: Any) -> Iterator[None]:
+        """Count a call while it is in progress.
+
+        Raises:
+            QuotaExceededError: the peer has too many calls in progress, or sends too many requests.
+        """
+        connection: str = context.peer()
+        host = host_of(connection)
+        for calls, name, limit, what, setting in (
+            (
+                self._of_connection,
+                connection,
+                self._settings.calls_per_connection,
+                "one connection",
+                "peers.calls_per_connection",
+            ),
+            (self._of_host, host, self._settings.calls_per_host, "one host", "peers.calls_per_host"),
+        ):
+            if calls[name] >= limit:
+                raise QuotaExceededError(
+                    f"{limit:,} calls of {what} are in progress, which is the limit: end some, or raise the "
+                    f"coordinator's setting {setting}"
+                )
+        # Agents spread their reconnections, and a session limits its own messages.
+        if not method.startswith(_SESSION_SERVICE) and not self._may_request(host):
+            raise QuotaExceededError(
+                f"one host may send {self._settings.requests_per_s:g} requests each second: send fewer, or raise the"
+                " coordinator's setting peers.requests_per_s"
+            )
+        self._of_connection[connection] += 1
+        self._of_host[host] += 1
+        try:
+            yield
+        finally:
+            _count_down(self._of_connection, connection)
+            _count_down(self._of_host, host)
+
+    def _may_request(self, host: str) -> bool:
+        now_s = self._now_s()
+        return self._requests.of(host, now_s).take(now_s)
+
+
+def _count_down(calls: Counter[str], name: str) -> None:
+    calls[name] -= 1
+    if not calls[name]:
+        del calls[name]
+
+
+# --- RPC latencies ----------------------------------------------------------------------------------------------------
+# Measures the duration of every unary RPC. Streams are left out, because a session lasts for days.
+
+
+class RpcLatencies(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
+    """Counts the seconds of each RPC, refused ones included. Place it before all other interceptors."""
+
+    def __init__(self, figures: ServiceFigures) -> None:
+        """Add the durations to the given figures."""
+        self._figures = figures
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler of a method that exists and is unary."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.response_streaming:
+            return handler
+        seconds = self._figures.rpc(handler_call_details.method.rpartition("/")[2])
+        inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
+
+        async def answered(request: Any, context: Any) -> Any:
+            with timed(seconds):
+                return await inner(request, context)
+
+        return handler._replace(**{"stream_unary" if handler.request_streaming else "unary_unary": answered})
+
+
+# --- Request limits ---------------------------------------------------------------------------------------------------
 
 _WITH_ALL_DEVICES = (
     f"/wattfleet.v1.{method}"

@@ -5,44 +5,342 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from coordinator.errors import ForeignDeviceError, UnknownRecordError
-from coordinator.identity.callers import certificate_of
-from coordinator.identity.certified_device import require_own
+from coordinator.errors import ForeignDeviceError, StoreUnavailableError, UnknownRecordError
+from coordinator.identity.access import certificate_of, require_own
 from coordinator.references import ServedReferences
 from coordinator.repository.repository import FleetRepository
-from coordinator.services.device_reports import DeviceReports
-from coordinator.services.event_log import EventLog
-from coordinator.services.live_sessions import LiveSessions
+from coordinator.services.event_log import EventLog, StateTimes
 from coordinator.services.orders import Orders, ResponseStream
-from coordinator.services.peer_quotas import host_of
-from coordinator.services.pending_reports import PendingReports
-from coordinator.services.state_times import StateTimes
+from coordinator.services.request_limits import STATUS, host_of
 from coordinator.settings import PeerSettings, SessionSettings
-from coordinator.state.enrolments import Enrolments
+from coordinator.state.identities import Enrolments
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
-from coordinator.state.records import StoredRecord
-from coordinator.store.errors import StoreUnavailableError
-from wattfleet.errors import ImplausibleError, InvalidInputError
+from coordinator.state.records import DeviceRecord, StoredRecord
+from coordinator.state.workload_fronts import EVERY_WORKLOAD
+from wattfleet.errors import ImplausibleError, InvalidInputError, WattfleetError
 from wattfleet_identity.certificates import Certificate
-from wattfleet_io.token_bucket import TokenBucket
+from wattfleet_io.tasks import TokenBucket, background_task
 from wattfleet_proto.convert import (
+    board_sample_from_message,
+    front_from_message,
+    kept_duty_from_message,
+    measured_from_messages,
+    phase_from_message,
+    presets_from_messages,
     provenance_from_message,
+    state_from_message,
+    workload_from_message,
 )
-from wattfleet_proto.error_boundary import refuse
+from wattfleet_proto.device_state import DeviceState, GrantPhase
+from wattfleet_proto.error_boundary import refuse, status_of
+from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS
+from wattfleet_proto.names import REVOCATIONS_MINOR, SHARING_MINOR, WORKLOADS_MINOR, common_version
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
-from wattfleet_proto.version import REVOCATIONS_MINOR, SHARING_MINOR, WORKLOADS_MINOR, common_version
 
 if TYPE_CHECKING:
     from coordinator.reference_metadata import ReferenceMetadata
 
 _log = logging.getLogger(__name__)
+
+
+# --- Pending reports --------------------------------------------------------------------------------------------------
+# Reports of one session that could not be stored in time: acknowledged once they are on disk.
+
+
+class PendingReports:
+    """The reports that one session has yet to acknowledge."""
+
+    def __init__(
+        self,
+        device_id: str,
+        repository: FleetRepository,
+        acknowledge: Callable[[int], Awaitable[None]],
+        end: Callable[[grpc.StatusCode, str], None],
+        limit: int,
+    ) -> None:
+        """Start without any report.
+
+        Args:
+            device_id: the session's device.
+            repository: the fleet and its store.
+            acknowledge: acknowledges the report with this number to the agent.
+            end: ends the session if its reports can never be stored.
+            limit: the most reports that may wait. It exceeds the size of an agent's outbox, because a new session
+                begins by sending it.
+        """
+        self._device_id = device_id
+        self._repository = repository
+        self._acknowledge = acknowledge
+        self._end = end
+        self._limit = limit
+        self._waiting: deque[tuple[int, StoredRecord | None]] = deque()
+        self._storing: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: int, record: StoredRecord | None) -> None:
+        """Add a report; a repeated report has no record, and waits until all earlier ones are stored.
+
+        Raises:
+            StoreUnavailableError: too many reports wait.
+        """
+        if len(self._waiting) >= self._limit:
+            raise StoreUnavailableError(
+                f"{self._device_id}: {self._limit} reports wait while the store is unavailable: reconnect and send the"
+                " current state"
+            )
+        # The fleet has the device's newest record, which replaces the older ones.
+        self._waiting.append((sequence, None if isinstance(record, DeviceRecord) else record))
+        if record is not None:
+            self._repository.save_soon(record)
+        if self._storing is None or self._storing.done():
+            self._storing = background_task("store waiting reports", self._store())
+
+    def close(self) -> None:
+        """Stop with the session; the agent repeats what was not acknowledged."""
+        if self._storing is not None:
+            self._storing.cancel()
+
+    async def _store(self) -> None:
+        try:
+            while self._waiting:
+                waiting = list(self._waiting)
+                records = [record for _, record in waiting if record is not None]
+                device = self._repository.fleet.agents.get(self._device_id)
+                await self._repository.save_until_stored(device, *records)
+                for sequence, _ in waiting:
+                    await self._acknowledge(sequence)
+                    self._waiting.popleft()
+        except grpc.aio.BaseError:
+            return  # the device disconnected, which ends the session
+        except WattfleetError as error:
+            self._end(status_of(error, STATUS), str(error))
+        except Exception:
+            _log.exception("%s: its reports could not be stored", self._device_id)
+            self._end(grpc.StatusCode.INTERNAL, "internal error; see the service's log")
+
+
+# --- Device reports ---------------------------------------------------------------------------------------------------
+# Applies the reports of agents' sessions to the fleet's state.
+
+
+class DeviceReports:
+    """Applies the reports of all sessions.
+
+    Args:
+        repository: the fleet and its store.
+        orders: is notified of measured modes and renewed grants, because further orders may follow.
+        state_times: records since when devices are in their states.
+        now_s: the clock of the grants, in seconds.
+        events: the log of what happens to the fleet; None for one that stores nothing.
+    """
+
+    def __init__(
+        self,
+        repository: FleetRepository,
+        orders: Orders,
+        state_times: StateTimes,
+        now_s: Callable[[], float] = time.monotonic,
+        events: EventLog | None = None,
+    ) -> None:
+        self._events = events or EventLog(repository.fleet)
+        self._repository = repository
+        self._fleet = repository.fleet
+        self._orders = orders
+        self._state_times = state_times
+        self._now_s = now_s
+
+    async def take(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:
+        """Apply one report, and record what it changes about the device; returns and raises as `_applied`."""
+        try:
+            return await self._applied(device_id, request)
+        finally:
+            if request.WhichOneof("body") in ("front", "observation", "removed"):
+                self._events.device_changed(device_id)
+
+    async def _applied(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:
+        """Apply one report.
+
+        Returns:
+            The record to store before the report is acknowledged, even if nothing has changed; None if there is nothing
+            to store.
+
+        Raises:
+            ImplausibleError: the report is refused, because its values are impossible for the device.
+            InvalidInputError: the message is malformed.
+        """
+        body = request.WhichOneof("body")
+        if body == "state":
+            state = state_from_message(request.state.state)
+            if state is DeviceState.OFFLINE:
+                raise InvalidInputError(f"{device_id}: a device cannot report that it is offline")
+            before = self._fleet.agents.get(device_id)
+            after = self._fleet.agents.report_state(
+                device_id, state, request.state.profiled_modes, request.state.detail
+            )
+            self._state_times.note(after)
+            self._events.reported(before, after)
+            return after
+        if body == "front":
+            report = request.front
+            workload = workload_from_message(report.workload) if report.HasField("workload") else None
+            measured = measured_from_messages(report.measured)
+            if report.no_front:
+                name = EVERY_WORKLOAD if workload is None else workload.name
+                return self._fleet.agents.report_no_front(
+                    device_id, report.no_front, report.idle_w, name, report.is_idle_with_duty
+                )
+            try:
+                reported = self._fleet.agents.report_front(
+                    device_id,
+                    front_from_message(report.front),
+                    report.idle_w,
+                    report.profiled_modes,
+                    report.reference_digest,
+                    workload,
+                    report.minibatches_per_epoch if report.HasField("minibatches_per_epoch") else None,
+                    report.is_idle_with_duty,
+                )
+            except ImplausibleError as error:
+                name = EVERY_WORKLOAD if workload is None else workload.name
+                self._fleet.agents.refuse_front(device_id, str(error), name)
+                raise
+            self._take_presets(reported, report)
+            if workload is not None:
+                self._orders.modes_measured(reported, workload.name, measured)
+            return reported
+        if body == "removed":
+            return self._fleet.agents.remove_workload(device_id, request.removed.workload)
+        if body == "observation":
+            seen = request.observation
+            require_name("a plan's id", seen.plan_id, MAX_PLAN_ID_CHARACTERS)
+            try:
+                await self._repository.load_round(seen.plan_id)
+                return self._fleet.observe(device_id, seen.plan_id, seen.epoch_s, seen.power_w, seen.beside_duty)
+            except UnknownRecordError as error:
+                # For example after the store was replaced. If refused, the agent would repeat it forever.
+                _log.warning("%s: an observation is dropped: %s", device_id, error)
+        if body == "hello":
+            raise InvalidInputError(f"{device_id}: a session must have exactly one Hello")
+        return None  # a lease, or a message of a newer agent
+
+    def take_lease(self, device_id: str, lease: session_pb2.Lease) -> bool:
+        """Apply a lease: the device's figures, and which grant it reports as in force.
+
+        Returns:
+            Whether this grant is renewed.
+        """
+        self._take_duty(device_id, lease)
+        self._take_sample(device_id, lease)
+        grants = self._fleet.rounds.grants
+        # The lifetime counts from now; the device counts it from before it sent this lease.
+        grants.renew(device_id, self._now_s())
+        phase = phase_from_message(lease.phase) if lease.grant_id else GrantPhase.OVER
+        grants.confirm(device_id, lease.grant_id, lease.plan_id, phase, self._now_s())
+        is_renewed = grants.may_be_renewed(device_id)
+        self._orders.send_due(device_id)
+        return is_renewed
+
+    def _take_duty(self, device_id: str, lease: session_pb2.Lease) -> None:
+        """Record how well a device keeps its duty; impossible figures are left out."""
+        try:
+            kept = kept_duty_from_message(lease.duty) if lease.HasField("duty") else None
+        except InvalidInputError as error:
+            _log.debug("%s: %s", device_id, error)
+            return
+        self._fleet.duties.report(device_id, kept)
+
+    def _take_sample(self, device_id: str, lease: session_pb2.Lease) -> None:
+        """Record a sample of a board's sensors; agents before protocol 2.7 send none."""
+        if not lease.HasField("sample"):
+            return
+        try:
+            if self._fleet.samples.report(device_id, board_sample_from_message(lease.sample)):
+                self._state_times.note_throttling(device_id)
+        except InvalidInputError as error:
+            _log.debug("%s: a sample is dropped: %s", device_id, error)
+        else:
+            self._events.device_changed(device_id)
+
+    def _take_presets(self, record: DeviceRecord, report: session_pb2.FrontReport) -> None:
+        """Record the board's presets from the report of a front."""
+        try:
+            presets = presets_from_messages(report.presets)
+        except InvalidInputError as error:
+            _log.debug("%s: its presets are dropped: %s", record.device_id, error)
+            presets = ()
+        name = record.fronts[-1].name
+        self._fleet.presets.report(record.device_id, name, presets, [each.name for each in record.fronts])
+
+
+# --- Live sessions ----------------------------------------------------------------------------------------------------
+# The sessions in progress, so that the coordinator can end one with a reason for its agent.
+
+
+class LiveSessions:
+    """The tasks that serve sessions, by lease."""
+
+    def __init__(self) -> None:
+        """Start without any session."""
+        self._handlers: dict[Lease, asyncio.Task[Any]] = {}
+        self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
+
+    def begin(self, lease: Lease) -> None:
+        """Register the current task as the one that serves a session."""
+        this = asyncio.current_task()
+        assert this is not None, "a handler runs in a task"
+        self._handlers[lease] = this
+
+    def leases(self) -> list[Lease]:
+        """The leases of the sessions that are not being ended."""
+        return [lease for lease in self._handlers if lease not in self._ended]
+
+    def end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:
+        """End a session by cancelling its task, unless this has been done already.
+
+        Args:
+            lease: the session's lease.
+            code: the status that its agent receives.
+            details: the reason and the remedy.
+        """
+        handler = self._handlers.get(lease)
+        if handler is not None and lease not in self._ended:
+            self._ended[lease] = code, details
+            handler.cancel()
+
+    async def end_all(self, code: grpc.StatusCode, details: str) -> None:
+        """End all sessions, and wait for their tasks."""
+        handlers = list(self._handlers.values())
+        for lease in list(self._handlers):
+            self.end(lease, code, details)
+        await asyncio.gather(*handlers, return_exceptions=True)
+
+    def why_ended(self, lease: Lease) -> tuple[grpc.StatusCode, str] | None:
+        """Why the current task's session was ended; its cancellation is then undone.
+
+        None if something else cancelled it.
+        """
+        ended = self._ended.get(lease)
+        if ended is not None:
+            self._handlers[lease].uncancel()
+        return ended
+
+    def forget(self, lease: Lease) -> None:
+        """Remove a session whose task is about to end."""
+        self._handlers.pop(lease, None)
+        self._ended.pop(lease, None)
+
+
+# --- Sessions ---------------------------------------------------------------------------------------------------------
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_LOGGED_REFUSALS = 10

@@ -12,17 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.display.event_words import EVENT_KINDS
+from coordinator.display.words import EVENT_KINDS
 from coordinator.errors import UnknownRecordError
 from coordinator.repository.repository import FleetRepository
-from coordinator.services.event_log import EventLog
-from coordinator.services.state_times import StateTimes
-from coordinator.state.event_records import MAX_EVENTS, EventFilter, EventRecord
-from coordinator.state.known_workloads import KnownWorkload, known_workloads
+from coordinator.services.event_log import EventLog, StateTimes
 from coordinator.state.names import MAX_METRICS, abbreviate
-from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord, UnplannedRound, plan_id_of
+from coordinator.state.preview import KnownWorkload, known_workloads
+from coordinator.state.records import (
+    MAX_EVENTS,
+    DeviceRecord,
+    DeviceResult,
+    EventFilter,
+    EventRecord,
+    RoundRecord,
+    RunRecord,
+    UnplannedRound,
+    plan_id_of,
+)
 from coordinator.state.workload_fronts import UsualLengths, WorkloadFront
-from coordinator.store.times import OF_DEVICES, OF_NODES, OF_RUNS, Times, of_rounds
+from coordinator.store.tables import OF_DEVICES, OF_NODES, OF_RUNS, Times, of_rounds
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import require_workload_name
 from wattfleet.planning import PredictionError, RoundPlan

@@ -5,20 +5,271 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from coordinator.errors import UnknownRecordError
-from coordinator.state.claims import Claims
+from coordinator.settings import ClaimSettings
 from coordinator.state.names import abbreviate, require_name
-from coordinator.state.placement import Placement
-from coordinator.state.records import LONGEST_TEXT, DeviceRecord
+from coordinator.state.records import LONGEST_TEXT, DeviceRecord, ObservedTraining, RoundRecord
 from coordinator.state.workload_fronts import EVERY_WORKLOAD, UsualLengths, WorkloadFront
+from wattfleet.budgets import Supplies
 from wattfleet.choosing import Front
 from wattfleet.errors import ImplausibleError, InvalidInputError
 from wattfleet.modes import Workload, require_workload_name
-from wattfleet.planning import Offer
+from wattfleet.planning import (
+    Offer,
+    PowerRange,
+    PredictionError,
+    Trust,
+    contradiction_of,
+    prediction_error,
+    require_plausible_observation,
+    require_plausible_power,
+)
 from wattfleet_proto.device_state import DeviceState
+
+# --- Placement --------------------------------------------------------------------------------------------------------
+# The supply that each device is behind, and the operator's rules for individual devices.
+
+
+@dataclass(frozen=True)
+class DeviceRules:
+    """The operator's rules for one device.
+
+    Attributes:
+        limit_w: the most watts that it may draw; None if it has no limit of its own.
+        tags: words that rules use to select devices.
+    """
+
+    limit_w: float | None = None
+    tags: frozenset[str] = frozenset()
+
+
+class Placement(Protocol):
+    """The supply that each device is behind, and its rules."""
+
+    def supply_of(self, device_id: str) -> str:
+        """The supply that a device is behind.
+
+        Raises:
+            InvalidInputError: the site file does not place the device.
+        """
+        ...
+
+    def rules_of(self, device_id: str) -> DeviceRules:
+        """The rules for a device."""
+        ...
+
+
+@dataclass(frozen=True)
+class OnlySite:
+    """A placement with all devices behind the only site, and without rules."""
+
+    supplies: Supplies
+
+    def __post_init__(self) -> None:
+        if len(self.supplies.roots) > 1:
+            raise InvalidInputError("with several sites, a site file has to place every device behind one of them")
+
+    def supply_of(self, device_id: str) -> str:
+        """The only site's supply."""
+        return self.supplies.roots[0]
+
+    def rules_of(self, device_id: str) -> DeviceRules:
+        """No rules."""
+        return DeviceRules()
+
+
+class AssignedPlacement:
+    """A placement in which an invite put some devices behind another supply."""
+
+    def __init__(self, placement: Placement, supplies: Supplies, assigned: Mapping[str, str]) -> None:
+        """Place some devices behind other supplies.
+
+        Args:
+            placement: the placement of all other devices, and the rules of all devices.
+            supplies: the site's supplies; an assignment to a missing supply is ignored.
+            assigned: device id -> supply.
+        """
+        self._placement = placement
+        self._supplies = supplies
+        self._assigned = dict(assigned)
+
+    def supply_of(self, device_id: str) -> str:
+        """The supply assigned to a device, or else that of the site file."""
+        supply = self._assigned.get(device_id)
+        return supply if supply in self._supplies.names else self._placement.supply_of(device_id)
+
+    def rules_of(self, device_id: str) -> DeviceRules:
+        """The site file's rules for a device."""
+        return self._placement.rules_of(device_id)
+
+    def assign(self, device_id: str, supply: str) -> None:
+        """Place a device behind a supply; an empty name leaves the choice to the site file."""
+        if supply:
+            self._assigned[device_id] = supply
+        else:
+            self._assigned.pop(device_id, None)
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+# Checks of what devices claim: whether it is plausible, and whether their observed trainings agree with it.
+
+_MAX_WORKLOADS = 32
+"""The most workloads per device whose claims are kept; a device that does not name workloads may train any number."""
+
+_Value = TypeVar("_Value", str, Trust)
+
+
+class Claims:
+    """Refused fronts, and the trust in each device. Both are derived from reports, so neither is stored."""
+
+    def __init__(self, settings: ClaimSettings = ClaimSettings()) -> None:
+        """Start without any claim.
+
+        Args:
+            settings: limits of what is plausible, and when trust is lost.
+        """
+        self._others = PowerRange(settings.other_board_w, settings.other_board_idle_w)
+        self._max_contradictions = settings.max_contradictions
+        # By device and workload. Inner mappings are replaced, never changed.
+        self._refused: dict[str, Mapping[str, str]] = {}
+        self._trust: dict[str, Mapping[str, Trust]] = {}
+
+    def trust_of(self, device_id: str, workload: str | None = None) -> float | None:
+        """A device's trust: 1 if no recent prediction was contradicted, down to 0; None before an observed training.
+
+        Args:
+            device_id: the device.
+            workload: the workload in question; None for the one with the least trust.
+        """
+        of_device = self._trust.get(device_id, {})
+        shares = [trust.share for name, trust in of_device.items() if workload in (None, name)]
+        return min(shares, default=None)
+
+    def errors_of(self, device_id: str, workload: str | None = None) -> Sequence[PredictionError]:
+        """How far a device's latest trainings were from its predictions, oldest first.
+
+        Args:
+            device_id: the device.
+            workload: the workload in question; None for the one that it trained last.
+        """
+        of_device = self._trust.get(device_id, {})
+        name = next(reversed(list(of_device)), "") if workload is None else workload
+        return of_device[name].errors if name in of_device else ()
+
+    def exclusion_reason(self, device: DeviceRecord, workload: str | None = None) -> str | None:
+        """Why a device is left out of rounds because of its claims; None if it may be selected.
+
+        Args:
+            device: the device.
+            workload: what the rounds train; None for any.
+        """
+        refused = self._refused.get(device.device_id, {})
+        trusts = self._trust.get(device.device_id, {})
+        if not refused and not trusts:
+            return None
+        for name in dict.fromkeys((*refused, *trusts)) if workload is None else (workload,):
+            front = device.front_for(name)
+            if name in refused:
+                return refused[name]
+            if EVERY_WORKLOAD in refused and (front is None or front.name == EVERY_WORKLOAD):
+                return refused[EVERY_WORKLOAD]
+            if name in trusts and front is not None:
+                reason = trusts[name].exclusion_reason(front.front, self._max_contradictions)
+                if reason is not None:
+                    return reason
+        return None
+
+    # --- reports ------------------------------------------------------------------------------------------------
+
+    def require_plausible_front(
+        self, device: DeviceRecord, front: Front | None, idle_w: float, is_idle_with_duty: bool = False
+    ) -> None:
+        """Check a front, if there is one, and the idle power against the kind of board.
+
+        Args:
+            device: the device.
+            front: its front; None if it has none now.
+            idle_w: watts while parked.
+            is_idle_with_duty: while parked, the device answers requests.
+
+        Raises:
+            ImplausibleError: no board of this kind can draw this much power.
+        """
+        require_plausible_power(device.device_id, device.board, front, idle_w, self._others, is_idle_with_duty)
+
+    def front_refused(self, device_id: str, workload: str, reason: str) -> None:
+        """Leave a device out of a workload's rounds until it reports a plausible front."""
+        _put(self._refused, device_id, workload, reason)
+
+    def front_accepted(self, device_id: str, workload: str) -> None:
+        """Include a device again that was left out because of its front for a workload."""
+        _drop(self._refused, device_id, [workload])
+
+    def forget(self, device_id: str, workloads: Collection[str]) -> None:
+        """Forget the claims of a device about the given workloads."""
+        _drop(self._refused, device_id, workloads)
+        _drop(self._trust, device_id, workloads)
+
+    def forget_devices(self, device_ids: Collection[str]) -> None:
+        """Forget all claims of the given devices."""
+        for device_id in device_ids:
+            self._refused.pop(device_id, None)
+            self._trust.pop(device_id, None)
+
+    def require_plausible_observation(self, device: DeviceRecord, epoch_s: float, power_w: float) -> None:
+        """Check an observation against the kind of board.
+
+        Raises:
+            ImplausibleError: no board of this kind can have observed these values.
+        """
+        require_plausible_observation(device.device_id, device.board, epoch_s, power_w, self._others)
+
+    def observed(self, device: DeviceRecord, workload: str, record: RoundRecord, seen: ObservedTraining) -> None:
+        """Compare an observation with the device's prediction for the round.
+
+        A training whose mode was changed by a trim is not compared, because its observation covers several modes. Only
+        the power of a training beside a duty is compared.
+
+        Args:
+            device: the device.
+            workload: name of the workload that the round trained.
+            record: the round.
+            seen: the observation.
+        """
+        assignment = record.plan.assignment_of(device.device_id)
+        first = record.plan.original.assignment_of(device.device_id)
+        if assignment is None or first is None or assignment.mode != first.mode:
+            return
+        observed = (seen.epoch_s, seen.power_w, seen.beside_duty)
+        trust = self._trust.get(device.device_id, {}).get(workload, Trust())
+        after = trust.after(contradiction_of(assignment, *observed), prediction_error(assignment, *observed))
+        _put(self._trust, device.device_id, workload, after)
+
+    def trust_again(self, device_ids: Collection[str]) -> None:
+        """Forget the contradictions of the given devices, because the operator includes them again."""
+        for device_id in device_ids:
+            self._trust.pop(device_id, None)
+
+
+def _put(kept: dict[str, Mapping[str, _Value]], device_id: str, workload: str, value: _Value) -> None:
+    """Keep a value for a device and a workload; beyond the limit, the oldest workloads are dropped."""
+    others = {name: each for name, each in kept.get(device_id, {}).items() if name != workload}
+    newest = list(others.items())[-(_MAX_WORKLOADS - 1) :]
+    kept[device_id] = {**dict(newest), workload: value}
+
+
+def _drop(kept: dict[str, Mapping[str, _Value]], device_id: str, workloads: Collection[str]) -> None:
+    """Drop the values of a device for the given workloads."""
+    known = kept.get(device_id, {})
+    if not known.keys().isdisjoint(workloads):
+        kept[device_id] = {name: value for name, value in known.items() if name not in workloads}
+
+
+# --- Agents -----------------------------------------------------------------------------------------------------------
 
 _DIGEST = re.compile("([0-9a-f]{64})?")
 

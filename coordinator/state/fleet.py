@@ -12,18 +12,13 @@ from typing import Any, TypeVar, cast
 
 from coordinator.errors import StillInUseError
 from coordinator.settings import ClaimSettings, GrantSettings
-from coordinator.state.agents import Agents
-from coordinator.state.claims import Claims
-from coordinator.state.contention import Contention
-from coordinator.state.flower import FlowerRuns
-from coordinator.state.kept_duties import KeptDuties
-from coordinator.state.live_samples import LiveSamples
-from coordinator.state.operator import OperatorSettings
-from coordinator.state.pairing import NodePairings
-from coordinator.state.placement import AssignedPlacement, OnlySite, Placement
-from coordinator.state.power_draw import MeasuredDraw, PowerDraw
-from coordinator.state.preset_points import PresetPoints
+from coordinator.state.agents import Agents, AssignedPlacement, Claims, OnlySite, Placement
+from coordinator.state.contention import Contention, WaitingRuns
+from coordinator.state.flower import FlowerRuns, NodePairings
+from coordinator.state.operator import OperatorSettings, PresetPoints
+from coordinator.state.power_draw import KeptDuties, LiveSamples, MeasuredDraw, PowerDraw
 from coordinator.state.records import (
+    NOTHING_STORED,
     DeviceOverrides,
     DeviceRecord,
     ForgottenDevice,
@@ -31,14 +26,11 @@ from coordinator.state.records import (
     RoundObservation,
     RoundRecord,
     RunRecord,
+    StoredGrants,
     run_of,
 )
-from coordinator.state.rounds.device_grant import DeviceGrant, Grant
-from coordinator.state.rounds.grants import CountedOn, Grants
-from coordinator.state.rounds.ledger import RoundLedger
-from coordinator.state.rounds.unplanned import UnplannedRounds
-from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants
-from coordinator.state.waiting_runs import WaitingRuns
+from coordinator.state.rounds.grants import CountedOn, DeviceGrant, Grant, Grants
+from coordinator.state.rounds.ledger import RoundLedger, UnplannedRounds
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError, first_few
 from wattfleet.planning import (
@@ -53,7 +45,7 @@ from wattfleet.planning import (
     trim_rounds,
 )
 from wattfleet.planning.policies import Policy
-from wattfleet_proto.plan_ids import is_to_measure
+from wattfleet_proto.names import is_to_measure
 
 _T = TypeVar("_T")
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
-from coordinator.errors import NoDevicesError, QuotaExceededError, RunEndedError, UnknownRecordError
+from coordinator.errors import NoDevicesError, NotRunOwnerError, QuotaExceededError, RunEndedError, UnknownRecordError
 from coordinator.state.agents import Agents
 from coordinator.state.contention import Contention
 from coordinator.state.measuring import MeasuringPlan, MeasuringRequest, survey_of, unmeasured_of
-from coordinator.state.names import distinct_run_name, require_metrics, require_name
+from coordinator.state.names import LONGEST_NAME, distinct_run_name, require_metrics, require_name
 from coordinator.state.operator import OperatorSettings
-from coordinator.state.pairing import NodePairings, PairedDevices
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import (
     LONGEST_TEXT,
@@ -23,16 +25,143 @@ from coordinator.state.records import (
     plan_id_of,
     run_of,
 )
-from coordinator.state.rounds.ledger import RoundLedger
-from coordinator.state.rounds.request import RoundRequest
-from coordinator.state.run_owners import owner_of, require_owner
+from coordinator.state.rounds.ledger import RoundLedger, RoundRequest
 from coordinator.state.workload_fronts import UNNAMED
-from wattfleet.errors import MAX_LISTED, first_few
+from wattfleet.errors import MAX_LISTED, InvalidInputError, first_few
 from wattfleet.modes import Workload
 from wattfleet.planning import EpochChoice, Offer
 from wattfleet.planning.policies import Policy
 from wattfleet_proto.device_state import DeviceState, GrantPhase
-from wattfleet_proto.plan_ids import plan_in_words
+from wattfleet_proto.names import plan_in_words
+
+# --- Pairing ----------------------------------------------------------------------------------------------------------
+# How Flower's nodes are paired with their devices: a SuperNode may not reach the agent of the device that it names.
+
+
+@dataclass(frozen=True)
+class PairedDevices:
+    """The devices of the given nodes.
+
+    Attributes:
+        nodes: device id -> the node through which it can train.
+        unpaired: device id -> why it cannot train through any of these nodes, with the remedy.
+    """
+
+    nodes: Mapping[str, int]
+    unpaired: Mapping[str, str]
+
+
+@dataclass
+class NodePairings:
+    """The known pairing of each node.
+
+    Attributes:
+        problems: node id -> why it cannot train on its device, with the remedy; empty if the node reached the device's
+            agent. Nodes that were not checked are absent.
+        connected_at: node id -> when a Flower app last reported it as connected.
+    """
+
+    problems: dict[int, str] = field(default_factory=dict)
+    connected_at: dict[int, datetime] = field(default_factory=dict)
+
+    def note(self, node_id: int, problem: str | None) -> None:
+        """Record a node's check result; None if it was not checked."""
+        if problem is None:
+            self.problems.pop(node_id, None)
+        else:
+            self.problems[node_id] = problem
+
+    def connected(self, node_ids: Iterable[int], at: datetime) -> None:
+        """Record that a Flower app reported the given nodes as connected."""
+        self.connected_at.update(dict.fromkeys(node_ids, at))
+
+    def keep(self, node_ids: Mapping[int, str]) -> None:
+        """Forget all nodes except the given ones."""
+        self.problems = {node: problem for node, problem in self.problems.items() if node in node_ids}
+        self.connected_at = {node: at for node, at in self.connected_at.items() if node in node_ids}
+
+    def paired(self, devices: Mapping[int, str]) -> PairedDevices:
+        """Return the devices that can train through one of the connected nodes.
+
+        Args:
+            devices: node id -> device id.
+        """
+        nodes: dict[str, int] = {}
+        unpaired = {device: problem for node, device in devices.items() if (problem := self.problems.get(node))}
+        counts: dict[str, int] = {}
+        for node, device in devices.items():
+            if not self.problems.get(node):
+                nodes[device] = node
+                counts[device] = counts.get(device, 0) + 1
+        for device, count in counts.items():
+            unpaired.pop(device, None)
+            if count > 1:
+                del nodes[device]
+                unpaired[device] = shared_device(count)
+        return PairedDevices(nodes, unpaired)
+
+    def all_problems(self, devices: Mapping[int, str]) -> dict[int, str]:
+        """Return `problems`, plus the nodes whose device another connected SuperNode names as well.
+
+        Args:
+            devices: device id of every known node.
+        """
+        together: dict[tuple[str, datetime], list[int]] = {}
+        for node, device in devices.items():
+            if node in self.connected_at and not self.problems.get(node):
+                together.setdefault((device, self.connected_at[node]), []).append(node)
+        shared = {node: shared_device(len(nodes)) for nodes in together.values() if len(nodes) > 1 for node in nodes}
+        return self.problems | shared
+
+
+def shared_device(count: int) -> str:
+    """The reason why a device cannot train if several connected SuperNodes name it."""
+    return (
+        f"{count} connected SuperNodes name it: give each SuperNode its own device-id. A SuperNode that was restarted"
+        " is listed twice for about a minute"
+    )
+
+
+# --- Run owners -------------------------------------------------------------------------------------------------------
+# A run's owner: the app that started it.
+#
+# The app proves its identity with a token and, over TLS, with its certificate. Only a hash of both is kept.
+
+
+def owner_of(token: str, peer: str = "") -> str:
+    """The owner to store with a run: a hexadecimal SHA-256; empty without a token and a certificate.
+
+    Args:
+        token: the app's token.
+        peer: the id in the app's certificate; empty without one.
+
+    Raises:
+        InvalidInputError: the token is too long.
+    """
+    if len(token) > LONGEST_NAME:
+        raise InvalidInputError(f"a run's token must have at most {LONGEST_NAME} characters, not {len(token):,}")
+    proof = f"{peer}\n{token}" if peer else token
+    return hashlib.sha256(proof.encode(errors="replace")).hexdigest() if proof else ""
+
+
+def require_owner(run_id: str, owner: str, token: str, peer: str = "") -> None:
+    """Check that a request about a run comes from its owner; a run without an owner accepts any request.
+
+    A run that was started in plaintext belongs to whoever has its token, so that it can continue over TLS.
+
+    Raises:
+        NotRunOwnerError: the request has another token or certificate, or none.
+        InvalidInputError: the token is too long.
+    """
+    proofs = {owner_of(token), owner_of(token, peer)} - {""}
+    if owner and not any(hmac.compare_digest(owner, proof) for proof in proofs):
+        raise NotRunOwnerError(
+            f"run {run_id!r} was started by another app: only that app can plan, report and finish its rounds; start a "
+            "run of your own"
+        )
+
+
+# --- Flower -----------------------------------------------------------------------------------------------------------
 
 
 class FlowerRuns:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.errors import DuplicateSessionError
 from coordinator.settings import SessionSettings
-from wattfleet_proto.session_limits import LEASE_S
+from wattfleet_proto.limits import LEASE_S
 
 
 @dataclass(frozen=True, slots=True)

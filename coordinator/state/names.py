@@ -10,8 +10,8 @@ from datetime import datetime
 from itertools import count
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.message_sizes import MAX_ID_CHARACTERS
-from wattfleet_proto.run_names import LONGEST_RUN_NAME
+from wattfleet_proto.limits import MAX_ID_CHARACTERS
+from wattfleet_proto.names import LONGEST_RUN_NAME
 
 LONGEST_NAME = MAX_ID_CHARACTERS
 

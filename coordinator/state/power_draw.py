@@ -2,24 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coordinator.state.agents import Agents
-from coordinator.state.live_samples import LiveSamples
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.records import DeviceRecord, run_of
-from coordinator.state.rounds.device_grant import DeviceGrant
-from coordinator.state.rounds.grants import Grants
-from coordinator.state.rounds.latest_results import LatestResults
+from coordinator.state.rounds.grants import DeviceGrant, Grants
+from coordinator.state.rounds.ledger import LatestResults
 from coordinator.state.workload_fronts import UsualLengths
 from wattfleet.choosing import Front
+from wattfleet.duties import KeptDuty
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Assignment, Offer
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import BoardSample, DeviceState
+
+# --- Kept duties ------------------------------------------------------------------------------------------------------
+# How devices keep their duties, as their sessions last reported it.
+
+
+class KeptDuties:
+    """The latest figures of every device with a duty. They are not stored: a device repeats them with every lease."""
+
+    def __init__(self) -> None:
+        self._by_device: dict[str, KeptDuty] = {}
+        self._reviewed: dict[str, tuple[str, Sequence[object]]] = {}
+
+    def report(self, device_id: str, kept: KeptDuty | None) -> None:
+        """Record a device's figures; None if it has no duty."""
+        if kept is None:
+            self.forget([device_id])
+        else:
+            self._by_device[device_id] = kept
+
+    def is_reviewed(self, device_id: str, plan_id: str, fronts: Sequence[object]) -> bool:
+        """Whether a device's part in a round was reviewed with the fronts that it has beside its duty now."""
+        reviewed = self._reviewed.get(device_id)
+        return reviewed is not None and reviewed[0] == plan_id and reviewed[1] is fronts
+
+    def reviewed(self, device_id: str, plan_id: str, fronts: Sequence[object]) -> None:
+        """Record that a device's part in a round was reviewed with the given fronts."""
+        self._reviewed[device_id] = plan_id, fronts
+
+    @property
+    def devices(self) -> Collection[str]:
+        """The ids of the devices with a duty."""
+        return self._by_device.keys()
+
+    def of(self, device_id: str) -> KeptDuty | None:
+        """A device's latest figures; None if it has reported no duty."""
+        return self._by_device.get(device_id)
+
+    def forget(self, device_ids: Iterable[str]) -> None:
+        """Remove the figures of devices."""
+        for device_id in device_ids:
+            self._by_device.pop(device_id, None)
+            self._reviewed.pop(device_id, None)
+
+
+# --- Live samples -----------------------------------------------------------------------------------------------------
+# The latest sensor readings of the boards, as reported in their sessions.
+
+
+class LiveSamples:
+    """The latest sample of every connected device. Samples are not stored, because each lease brings a new one."""
+
+    def __init__(self) -> None:
+        """Start without any sample."""
+        self._by_device: dict[str, BoardSample] = {}
+
+    def report(self, device_id: str, sample: BoardSample) -> bool:
+        """Replace a device's sample, and return whether the board has started to throttle itself since the last one."""
+        before = self._by_device.get(device_id)
+        self._by_device[device_id] = sample
+        if before is None or before.throttle_events is None or sample.throttle_events is None:
+            return False
+        return sample.throttle_events > before.throttle_events
+
+    def of(self, device_id: str) -> BoardSample | None:
+        """A device's latest sample; None while it is disconnected, and from agents before protocol 2.7."""
+        return self._by_device.get(device_id)
+
+    def forget(self, device_ids: Iterable[str]) -> None:
+        """Remove the samples of devices."""
+        for device_id in device_ids:
+            self._by_device.pop(device_id, None)
+
+
+# --- Power draw -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

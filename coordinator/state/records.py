@@ -3,21 +3,195 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from coordinator.state.event_records import EventRecord, ExpiredEvents
 from coordinator.state.identity_records import IdentityRecord
 from coordinator.state.names import MAX_TAGS
-from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
 from coordinator.state.workload_fronts import UNNAMED, WorkloadFront, front_for
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
 from wattfleet.planning import Assignment, Participation, RoundPlan, plausible_examples, plausible_loss
 from wattfleet_proto.device_state import DeviceState
-from wattfleet_proto.message_sizes import MAX_DETAIL_CHARACTERS
+from wattfleet_proto.limits import MAX_DETAIL_CHARACTERS
+
+# --- Stored grants ----------------------------------------------------------------------------------------------------
+# What a store keeps about grants, so that a restarted coordinator does not free watts too early.
+
+
+@dataclass(frozen=True)
+class GivenUpTraining:
+    """A device whose grant continues after its round or run has ended.
+
+    Attributes:
+        device_id: the device.
+        plan_id: the plan of the grant; None once the grant is over.
+        limit_w: watts of a grant to measure, which belongs to no round; None if the plan of a round states them.
+    """
+
+    device_id: str
+    plan_id: str | None
+    limit_w: float | None = None
+
+
+@dataclass(frozen=True)
+class GrantLifetime:
+    """The longest lifetime that a device may still rely on.
+
+    Attributes:
+        lifetime_s: in seconds.
+    """
+
+    lifetime_s: float
+
+
+@dataclass(frozen=True)
+class StoredGrants:
+    """What an earlier coordinator has stored.
+
+    Attributes:
+        lifetime_s: the longest lifetime that a device may still rely on, in seconds; 0 if none is stored.
+        given_up: the trainings that continue after their round or run, and those that measure, by device id.
+    """
+
+    lifetime_s: float = 0.0
+    given_up: Mapping[str, GivenUpTraining] = field(default_factory=dict)
+
+
+NOTHING_STORED = StoredGrants()
+
+
+class UnstoredGrants:
+    """What has to be stored about grants with the next records.
+
+    Attributes:
+        lifetime_s: the longest lifetime that a device may still rely on, in seconds.
+    """
+
+    def __init__(self, stored: StoredGrants, own_lifetime_s: float) -> None:
+        """Start with what is stored.
+
+        Args:
+            stored: what an earlier process stored.
+            own_lifetime_s: the lifetime of this process's grants.
+        """
+        self.lifetime_s = max(own_lifetime_s, stored.lifetime_s)
+        self._own_lifetime_s = own_lifetime_s
+        self._given_up = dict(stored.given_up)
+        self._waiting: list[GivenUpTraining | GrantLifetime] = []
+
+    def take(self) -> list[GivenUpTraining | GrantLifetime]:
+        """Return the records to store, and mark them as stored."""
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def note(self, device_ids: Iterable[str], leftover: Callable[[str], GivenUpTraining | None]) -> None:
+        """Schedule storing which trainings may outlast their round or run, which a restart may not load.
+
+        Args:
+            device_ids: the devices of the round or run, or more.
+            leftover: returns a device's training that nobody waits for; None if there is none.
+        """
+        for device_id in device_ids:
+            training = leftover(device_id)
+            if training is not None and self._given_up.get(device_id) != training:
+                self._given_up[device_id] = training
+                self._waiting.append(training)
+
+    def check(self, leftover: Callable[[str], GivenUpTraining | None]) -> None:
+        """Schedule storing which trainings are over.
+
+        Args:
+            leftover: as above.
+        """
+        for device_id, stored in list(self._given_up.items()):
+            training = leftover(device_id)
+            if training is None or training.plan_id != stored.plan_id:
+                del self._given_up[device_id]
+                self._waiting.append(GivenUpTraining(device_id, None))
+
+    def earlier_lapsed(self) -> None:
+        """Schedule storing the own lifetime: every grant of an earlier process has lapsed or was renewed since."""
+        if self.lifetime_s != self._own_lifetime_s:
+            self.lifetime_s = self._own_lifetime_s
+            self._waiting.append(GrantLifetime(self.lifetime_s))
+
+
+# --- Event records ----------------------------------------------------------------------------------------------------
+# Records of what happened in the fleet: immutable, and stored as they are.
+
+EVENTS_KEEP = timedelta(days=90)
+MAX_EVENTS = 100_000
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """One event.
+
+    Attributes:
+        event_id: a random id.
+        at: when it happened.
+        kind: what it is about: one of `coordinator.display.words.EVENT_KINDS`.
+        text: what happened, for people.
+        needs_attention: whether somebody should look at it.
+        device_id: the device that it concerns; empty if it concerns no single one.
+        run_id: the run that it concerns; empty if it concerns none.
+        round: the run's round; 0 if it concerns none.
+        supply: the supply whose budget changed, or that the device is behind; empty if there is none.
+        caller: who caused it, such as an operator; empty if nobody did.
+    """
+
+    event_id: str
+    at: datetime
+    kind: str
+    text: str
+    needs_attention: bool = False
+    device_id: str = ""
+    run_id: str = ""
+    round: int = 0
+    supply: str = ""
+    caller: str = ""
+
+
+@dataclass(frozen=True)
+class EventFilter:
+    """Which events to read.
+
+    Attributes:
+        kinds: of these kinds; empty for all.
+        device_id: of this device; empty for all.
+        run_id: of this run; empty for all.
+        supplies: at these supplies; None for all.
+        since: leaves out earlier ones; None for none.
+        limit: the most events, the newest ones.
+    """
+
+    kinds: Collection[str] = ()
+    device_id: str = ""
+    run_id: str = ""
+    supplies: Collection[str] | None = None
+    since: datetime | None = None
+    limit: int = MAX_EVENTS
+
+
+@dataclass(frozen=True)
+class ExpiredEvents:
+    """Which events to delete.
+
+    Attributes:
+        now: the time.
+        keep: older events are deleted.
+        max_events: how many are kept at most, the newest ones.
+    """
+
+    now: datetime
+    keep: timedelta = EVENTS_KEEP
+    max_events: int = MAX_EVENTS
+
+
+# --- Records ----------------------------------------------------------------------------------------------------------
 
 LONGEST_TEXT = MAX_DETAIL_CHARACTERS
 """The most characters of a detail or an error that are kept, since all devices and runs have one."""

@@ -3,27 +3,122 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
+from datetime import datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, create_engine, event, make_url
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+from sqlalchemy import URL, Connection, create_engine, event, insert, inspect, make_url
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 
-from coordinator.store import checksums
-from coordinator.store.errors import (
+from coordinator.errors import (
     DamagedStoreError,
     StoreFullError,
     StoreUnavailableError,
     UnstorableRecordError,
 )
-from coordinator.store.integrity import damaged
+from coordinator.store import checksums
+from coordinator.store.checksums import UNREADABLE, damaged_store
+from coordinator.store.tables import Base, CoordinatorTerm
 from wattfleet.errors import InvalidInputError, WattfleetError
+
+_log = logging.getLogger(__name__)
+
+
+# --- Upgrade ----------------------------------------------------------------------------------------------------------
+# Creates a database's tables, or upgrades them to this version by running Alembic's migrations.
+
+
+def migration_config() -> Config:
+    """Alembic's configuration for the migrations."""
+    config = Config()
+    # Escape percent signs, because the configuration would interpolate them.
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+    return config
+
+
+@cache
+def _versions() -> ScriptDirectory:
+    """The migrations; their files are read only once."""
+    return ScriptDirectory.from_config(migration_config())
+
+
+def version_of(connection: Connection) -> str | None:
+    """The version of a database's tables; None if it has no version.
+
+    Raises:
+        InvalidInputError: the database was written by a newer version.
+    """
+    script = _versions()
+    try:
+        current = MigrationContext.configure(connection).get_current_revision()
+    except CommandError as error:
+        raise InvalidInputError(f"the version of its tables cannot be read: {error}") from None
+    if current is not None and current not in {revision.revision for revision in script.walk_revisions()}:
+        raise InvalidInputError(
+            f"it was written by a newer version of Wattfleet (tables {current}; this version knows up to"
+            f" {script.get_current_head()}): install the newer version"
+        )
+    return current
+
+
+def newest_version() -> str | None:
+    """The version of tables that this version of Wattfleet writes."""
+    return _versions().get_current_head()
+
+
+def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head") -> None:
+    """Upgrade the tables to a version within the connection's transaction.
+
+    Tables from before there were versions count as the first version. An empty database gets the newest tables at once.
+
+    Args:
+        connection: in a transaction.
+        now: the date and time, with a UTC offset.
+        to: a revision of `migrations/`.
+
+    Raises:
+        InvalidInputError: the database was written by a newer version, or a row cannot be read.
+    """
+    current = version_of(connection)
+    if current is not None and current == newest_version():
+        return
+    if current is None and to == "head" and not inspect(connection).get_table_names():
+        _create_newest(connection)
+        return
+    config = migration_config()
+    _log.info("upgrading the store's tables from version %s to %s", current or "none", to)
+    config.attributes["connection"] = connection
+    config.attributes["now"] = now
+    try:
+        command.upgrade(config, to)
+    except UNREADABLE as error:
+        why = next(iter(str(error).splitlines()), "")[:200]
+        raise InvalidInputError(
+            f"its tables of version {current or 'none'} cannot be upgraded, because a row cannot be read"
+            f" ({type(error).__name__}: {why}): restore a backup"
+        ) from None
+
+
+def _create_newest(connection: Connection) -> None:
+    """Create the tables as all migrations together would create them in an empty database."""
+    Base.metadata.create_all(connection)
+    connection.execute(insert(CoordinatorTerm).values(only=1, term=0))
+    MigrationContext.configure(connection).stamp(_versions(), "head")
+
+
+# --- Database ---------------------------------------------------------------------------------------------------------
 
 _DRIVERS = {
     "sqlite": "sqlite",
@@ -175,10 +270,10 @@ def typed_opening_errors(name: str) -> Iterator[None]:
     except DamagedStoreError:
         raise
     except UnicodeDecodeError:  # SQLite's message quotes the file
-        raise damaged(name, "a table's definition is not UTF-8") from None
+        raise damaged_store(name, "a table's definition is not UTF-8") from None
     except (OSError, DBAPIError, sqlite3.Error, InvalidInputError) as error:
         if _is_damage(error, name):
-            raise damaged(name, _first_line(_driver_error(error))) from None
+            raise damaged_store(name, _first_line(_driver_error(error))) from None
         why = _with_remedy(error, name) if isinstance(error, (DBAPIError, sqlite3.Error)) else error
         raise _kind_at_opening(error, name)(f"{name} cannot be used as the coordinator's store: {why}") from None
 

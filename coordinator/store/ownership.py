@@ -17,8 +17,8 @@ from sqlalchemy import Connection, select, text, update
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
+from coordinator.errors import NotOwnerError
 from coordinator.lock_file import lock_file
-from coordinator.store.errors import NotOwnerError
 from coordinator.store.tables import CoordinatorTerm
 
 _LOCK_OF_WATTFLEET = 0x57415454  # "WATT": the first half of the key, the schema is the second

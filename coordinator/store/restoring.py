@@ -21,27 +21,24 @@ from types import TracebackType
 
 from sqlalchemy import URL
 
+from coordinator.errors import DamagedStoreError, StoreInUseError
 from coordinator.settings import StoreSettings
 from coordinator.state.identities import FORGOTTEN, MAX_AUDIT_ENTRIES, Identities
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, InviteRecord
 from coordinator.state.records import (
     DeviceOverrides,
     ForgottenDevice,
+    GrantLifetime,
     RoundRecord,
     RunRecord,
     StoredRecord,
     SupplyOverride,
 )
-from coordinator.state.stored_grants import GrantLifetime
-from coordinator.store import checksums, identity_rows
-from coordinator.store.backups import SIDECARS, check_file, copy_file
-from coordinator.store.database import READS, database_url, open_engine, typed_opening_errors
-from coordinator.store.errors import DamagedStoreError, StoreInUseError
-from coordinator.store.integrity import UNREADABLE, driver_connection
-from coordinator.store.loading import StoredState
+from coordinator.store import checksums, tables
+from coordinator.store.checksums import UNREADABLE, driver_connection
+from coordinator.store.database import READS, database_url, open_engine, typed_opening_errors, version_of
 from coordinator.store.ownership import FileLock
-from coordinator.store.store import Store
-from coordinator.store.upgrade import version_of
+from coordinator.store.store import SIDECARS, Store, StoredState, check_file, copy_file
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.peers import Role
@@ -422,9 +419,9 @@ def _read_identities(copy: Path) -> Known | None:
             if any(check != [("ok",)] for check in checks) or checksums.damaged(file, tables=_IDENTITY_TABLES):
                 return None
             return Known.of(
-                identity_rows.certificates(connection),
-                identity_rows.invites(connection),
-                identity_rows.audit_entries(connection, None, MAX_AUDIT_ENTRIES),
+                tables.certificates(connection),
+                tables.invites(connection),
+                tables.audit_entries(connection, None, MAX_AUDIT_ENTRIES),
             )
     finally:
         engine.dispose()

@@ -3,12 +3,70 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from sqlalchemy import DateTime, Dialect, LargeBinary, String, Text
+import numpy as np
+from sqlalchemy import (
+    Connection,
+    DateTime,
+    Dialect,
+    Executable,
+    Insert,
+    LargeBinary,
+    Row,
+    String,
+    Table,
+    Text,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import BigInteger, Integer, TypeDecorator
+
+from coordinator.clocks import BootClock, Moment, jump_s, jump_text
+from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
+from coordinator.state.records import (
+    DeviceOverrides,
+    DeviceRecord,
+    DeviceResult,
+    EventFilter,
+    EventRecord,
+    ExpiredEvents,
+    GivenUpTraining,
+    GrantLifetime,
+    NodeRecord,
+    ObservedTraining,
+    PinnedReferences,
+    PublishedReference,
+    RemovedReference,
+    RoundObservation,
+    RoundRecord,
+    RunRecord,
+    StoredRecord,
+    SupplyOverride,
+    UnplannedRound,
+)
+from coordinator.state.workload_fronts import EVERY_WORKLOAD, WorkloadFront
+from wattfleet.budgets import Override
+from wattfleet.choosing import Front
+from wattfleet.modes import BatchOptions, Processor, Task, Workload, WorkloadFacts
+from wattfleet_identity.peers import Peer, Role
+from wattfleet_proto.convert import plan_from_message, plan_to_message
+from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.v1 import planning_pb2
+
+_log = logging.getLogger(__name__)
 
 
 class AnyText(TypeDecorator[str]):
@@ -319,3 +377,556 @@ class CoordinatorClock(Base):
     since_boot_s: Mapped[float]
     jumped_at: Mapped[datetime | None]
     checksum: Mapped[int | None]
+
+
+# --- Statements -------------------------------------------------------------------------------------------------------
+# Statements that insert or replace rows, in each database's dialect.
+
+_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+# Columns that keep the value of the first insert, and the column that triggers maintain.
+_FIRST_STAYS = {"order", "first_seen_at", "started_at", "planned_at", "checksum"}
+
+
+class Statements:
+    """One statement per table that inserts a row or replaces the one with the same key, and some that delete rows."""
+
+    def __init__(self, dialect: str) -> None:
+        """Use a database's dialect.
+
+        Args:
+            dialect: sqlite or postgresql.
+        """
+        self._insert = _INSERT[dialect]
+        self.device = self._replacing(Device, "device_id")
+        self.front = self._replacing(DeviceFront, "device_id", "workload")
+        self.no_front = delete(DeviceFront).where(
+            DeviceFront.device_id == bindparam("of_device"), DeviceFront.workload == bindparam("gone")
+        )
+        self.forgotten = [
+            delete(table).where(table.device_id == bindparam("gone"))
+            for table in (Device, DeviceFront, DeviceOverridesRow, Node)
+        ]
+        self.node = self._replacing(Node, "node_id")
+        self.run = self._replacing(Run, "run_id")
+        self.round = self._replacing(Round, "plan_id")
+        self.unplanned = self._replacing(UnplannedRoundRow, "run_id", "number")
+        self.observation = self._replacing(Observation, "plan_id", "device_id")
+        self.device_overrides = self._replacing(DeviceOverridesRow, "device_id")
+        self.override = self._replacing(BudgetOverride, "supply")
+        self.reference = self._replacing(Reference, "digest")
+        self.given_up = self._replacing(GivenUpTrainingRow, "device_id")
+        self.not_given_up = delete(GivenUpTrainingRow).where(GivenUpTrainingRow.device_id == bindparam("gone"))
+        self.grant_lifetime = self._replacing(GrantLifetimeRow, "only")
+        self.invite = self._replacing(InviteRow, "token_hash")
+        self.certificate = self._replacing(CertificateRow, "serial")
+        self.audit_entry = self._replacing(AuditEntryRow, "entry_id")
+        self.event = self._replacing(EventRow, "event_id")
+
+    def _replacing(self, table_class: type[Base], *key: str) -> Insert:
+        table: Table = table_class.metadata.tables[table_class.__tablename__]
+        statement = self._insert(table)
+        replaced = {
+            column.name: statement.excluded[column.name]
+            for column in table.columns
+            if column.name not in _FIRST_STAYS and column.name not in key
+        }
+        if "finished_at" in replaced:
+            ended = statement.excluded.finished_at
+            # The time of the run's first end, unless it was started again since.
+            replaced["finished_at"] = case((ended.is_(None), None), else_=func.coalesce(table.c.finished_at, ended))
+        replacing: Insert = statement.on_conflict_do_update(index_elements=key, set_=replaced)
+        return replacing
+
+
+# --- Times ------------------------------------------------------------------------------------------------------------
+# Times of events, which the store records because the fleet's state reads no clock.
+
+TimesOf = Executable
+"""A query for ids, each with its first and its last time."""
+
+OF_DEVICES: TimesOf = select(Device.device_id, Device.first_seen_at, Device.last_seen_at)
+OF_NODES: TimesOf = select(Node.node_id, Node.bound_at, Node.bound_at)
+OF_RUNS: TimesOf = select(Run.run_id, Run.started_at, Run.finished_at)
+
+
+def of_rounds(run_id: str) -> TimesOf:
+    """A query for when the rounds of a run were planned and finished, by plan id."""
+    return select(Round.plan_id, Round.planned_at, Round.finished_at).where(Round.run_id == run_id)
+
+
+@dataclass(frozen=True)
+class Times:
+    """The first and last time of something: started and finished, or first and last seen.
+
+    Attributes:
+        first: the first time; None if it was before times were stored.
+        last: the last time; None if it has not happened yet, or was before times were stored.
+    """
+
+    first: datetime | None = None
+    last: datetime | None = None
+
+    @property
+    def first_unix_s(self) -> float | None:
+        """The first time in seconds since 1970, UTC; None if it is unknown."""
+        return None if self.first is None else self.first.timestamp()
+
+    @property
+    def last_unix_s(self) -> float | None:
+        """The last time in seconds since 1970, UTC; None if it is unknown."""
+        return None if self.last is None else self.last.timestamp()
+
+
+# --- Rows -------------------------------------------------------------------------------------------------------------
+# Conversions between records and rows of the tables.
+
+Values = dict[str, Any]
+
+_BATCHES = "batches"
+_FRONT_COLUMNS = ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "warmup_s")
+
+
+def device_values(record: DeviceRecord) -> Values:
+    """The column values of a device, without its fronts and its times."""
+    return {
+        "device_id": record.device_id,
+        "board": record.board,
+        "provenance": record.provenance,
+        "mode_count": record.mode_count,
+        "state": record.state.value,
+        "profiled_modes": record.profiled_modes,
+        "detail": record.detail,
+        "idle_w": record.idle_w,
+    }
+
+
+def device_record(row: Row[Any], fronts: Iterable[WorkloadFront]) -> DeviceRecord:
+    """Build a device from its columns and its fronts, the latest reported last."""
+    return DeviceRecord(
+        device_id=row.device_id,
+        board=row.board,
+        provenance=row.provenance,
+        mode_count=row.mode_count,
+        state=DeviceState(row.state),
+        profiled_modes=row.profiled_modes,
+        detail=row.detail,
+        fronts=tuple(fronts),
+        idle_w=row.idle_w,
+    )
+
+
+def workload_front_values(device_id: str, known: WorkloadFront) -> Values:
+    """The column values of a device's front for a workload, without its time."""
+    return {
+        "device_id": device_id,
+        "workload": known.name,
+        "facts": {} if known.workload is None else _facts_values(known.workload),
+        "points": front_bytes(known.front, known.workload is not None and known.workload.batches is not None),
+        "minibatches_per_epoch": known.minibatches_per_epoch,
+        "profiled_modes": known.profiled_modes,
+        "reference_digest": known.reference_digest,
+    }
+
+
+def workload_front(row: Row[Any]) -> WorkloadFront:
+    """Build a device's front for a workload from its columns.
+
+    Raises:
+        ImplausibleError: an earlier version has stored an implausible front.
+    """
+    return WorkloadFront(
+        front_from_bytes(row.points, _BATCHES in row.facts),
+        None if row.workload == EVERY_WORKLOAD else _workload(row.workload, row.facts),
+        row.minibatches_per_epoch,
+        row.profiled_modes,
+        sys.intern(row.reference_digest),
+    )
+
+
+def _facts_values(workload: Workload) -> Values:
+    """The known facts of a workload, and the batch sizes that its app can train with."""
+    values = {name: value for name, value in asdict(workload.facts).items() if value is not None}
+    if workload.batches is not None:
+        values[_BATCHES] = {name: list(each) for name, each in asdict(workload.batches).items()}
+    return values
+
+
+def _workload(name: str, values: Values) -> Workload:
+    """Build a workload from the result of `_facts_values`."""
+    members = {"task": Task, "processor": Processor}
+    facts = {each: members[each](value) if each in members else value for each, value in values.items()}
+    options = facts.pop(_BATCHES, None)
+    batches = None if options is None else BatchOptions(*(tuple(options[each.name]) for each in fields(BatchOptions)))
+    return Workload(name, WorkloadFacts(**facts), batches)
+
+
+def front_bytes(front: Front, has_batches: bool = False) -> bytes:
+    """Encode a front as `[k, 9]` little-endian doubles: the mode's four knobs, then the front's columns.
+
+    A start reads ten thousand fronts; decoding protocol messages would take six times as long.
+
+    Args:
+        front: the front.
+        has_batches: whether to add a tenth column, the samples in a batch; 0 for the workload's own batch.
+    """
+    columns = [front.modes, *(getattr(front, name)[:, None] for name in _FRONT_COLUMNS)]
+    if has_batches:
+        columns.append(np.zeros((len(front), 1)) if front.batch is None else front.batch[:, None])
+    return np.hstack(columns).astype("<f8").tobytes()
+
+
+def front_from_bytes(points: bytes, has_batches: bool = False) -> Front:
+    """Decode a front from its bytes (see `front_bytes`)."""
+    table = np.frombuffer(points, "<f8").reshape(-1, 10 if has_batches else 9).astype(np.float64)
+    batch = table[:, 9].astype(np.int64) if has_batches and table[:, 9].any() else None
+    epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s = table[:, 4:9].T
+    return Front(table[:, :4], epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s, batch)
+
+
+def node_values(record: NodeRecord) -> Values:
+    """The column values of a node."""
+    return {
+        "node_id": str(record.node_id),
+        "device_id": record.device_id,
+        "pairing_problem": record.pairing_problem,
+    }
+
+
+def run_values(record: RunRecord) -> Values:
+    """The column values of a run, without its times."""
+    return {
+        "run_id": record.run_id,
+        "strategy": record.strategy,
+        "rounds": record.rounds,
+        "initial_metrics": record.initial_metrics,
+        "error": record.error,
+        "finished": record.finished,
+        "owner": record.owner,
+        "workload": record.workload.name,
+        "facts": _facts_values(record.workload),
+        "name": record.name,
+        "labels": dict(record.labels),
+    }
+
+
+def run_record(row: Row[Any]) -> RunRecord:
+    """Build a run from its columns."""
+    return RunRecord(
+        run_id=row.run_id,
+        strategy=row.strategy,
+        rounds=row.rounds,
+        initial_metrics=row.initial_metrics,
+        error=row.error,
+        finished=row.finished,
+        owner=row.owner,
+        workload=_workload(row.workload, row.facts),
+        name=row.name,
+        labels=row.labels,
+    )
+
+
+def round_values(record: RoundRecord) -> Values:
+    """The column values of a round, without its observations and its times."""
+    message = plan_to_message(record.plan_id, record.plan, record.nodes)
+    return {
+        "plan_id": record.plan_id,
+        "run_id": record.run_id,
+        "number": record.number,
+        "epochs": record.epochs,
+        "plan": message.SerializeToString(deterministic=True),
+        "nodes": record.nodes,
+        "idle_w": record.idle_w,
+        "results": [asdict(result) for result in record.results],
+        "metrics": record.metrics,
+        "wall_s": record.wall_s,
+    }
+
+
+def round_record(row: Row[Any], observations: Iterable[ObservedTraining]) -> RoundRecord:
+    """Build a round from its columns and its observations."""
+    return RoundRecord(
+        plan_id=row.plan_id,
+        run_id=row.run_id,
+        number=row.number,
+        epochs=row.epochs,
+        plan=plan_from_message(planning_pb2.PlanRoundResponse.FromString(row.plan), row.epochs),
+        nodes=row.nodes,
+        idle_w=row.idle_w,
+        observations={observed.device_id: observed for observed in observations},
+        results=tuple(DeviceResult(**result) for result in row.results),
+        metrics=row.metrics,
+        wall_s=row.wall_s,
+    )
+
+
+def unplanned_values(record: UnplannedRound) -> Values:
+    """The column values of a round without a plan."""
+    return {
+        "run_id": record.run_id,
+        "number": record.number,
+        "began_at": record.began_at,
+        "ended_at": record.ended_at,
+        "wall_s": record.wall_s,
+        "results": [asdict(result) for result in record.results],
+        "metrics": record.metrics,
+    }
+
+
+def unplanned_record(row: Row[Any]) -> UnplannedRound:
+    """Build a round without a plan from its columns."""
+    results = tuple(DeviceResult(**result) for result in row.results)
+    return UnplannedRound(row.run_id, row.number, row.began_at, row.wall_s, results, row.metrics)
+
+
+def observation_values(record: RoundObservation) -> Values:
+    """The column values of an observation."""
+    return {"plan_id": record.plan_id, **asdict(record.observed)}
+
+
+def device_overrides_values(record: DeviceOverrides) -> Values:
+    """The column values of a device's overrides."""
+    return {
+        "device_id": record.device_id,
+        "tags": sorted(record.tags),
+        "drained": record.drained,
+        "trusted_after": record.trusted_after,
+        "supply": record.supply,
+    }
+
+
+def device_overrides_record(row: Row[Any]) -> DeviceOverrides:
+    """Build a device's overrides from their columns."""
+    return DeviceOverrides(row.device_id, frozenset(row.tags), row.drained, row.trusted_after, row.supply)
+
+
+def override_values(supply: str, override: Override) -> Values:
+    """The column values of a supply's override."""
+    return {"supply": supply, "watts": override.watts, "until": override.until}
+
+
+def reference_values(record: PublishedReference) -> Values:
+    """The column values of a published reference."""
+    return {"digest": record.digest, "manifest": record.manifest, "weights": record.weights}
+
+
+# --- Event rows -------------------------------------------------------------------------------------------------------
+# Saves, reads and deletes the events of the fleet.
+
+
+def save_events(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
+    """Save events."""
+    if found := [asdict(each) for each in records if isinstance(each, EventRecord)]:
+        connection.execute(statements.event, found)
+
+
+def drop_events(connection: Connection, expired: ExpiredEvents) -> None:
+    """Delete old events."""
+    connection.execute(delete(EventRow).where(EventRow.at < expired.now - expired.keep))
+    newest = connection.scalar(select(func.max(EventRow.order))) or 0
+    connection.execute(delete(EventRow).where(EventRow.order <= newest - expired.max_events))
+
+
+def events(connection: Connection, wanted: EventFilter) -> list[EventRecord]:
+    """The newest events that a filter keeps, newest first."""
+    query = select(EventRow.__table__).order_by(EventRow.at.desc(), EventRow.order.desc()).limit(wanted.limit)
+    if wanted.kinds:
+        query = query.where(EventRow.kind.in_(wanted.kinds))
+    if wanted.device_id:
+        query = query.where(EventRow.device_id == wanted.device_id)
+    if wanted.run_id:
+        query = query.where(EventRow.run_id == wanted.run_id)
+    if wanted.supplies is not None:
+        query = query.where(EventRow.supply.in_(wanted.supplies))
+    if wanted.since is not None:
+        query = query.where(EventRow.at >= wanted.since)
+    names = [each.name for each in fields(EventRecord)]
+    return [EventRecord(**{name: getattr(row, name) for name in names}) for row in connection.execute(query)]
+
+
+# --- Identity rows ----------------------------------------------------------------------------------------------------
+# Saves, loads and deletes invites, certificates, and entries of the audit log.
+
+
+def save_identities(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
+    """Save invites, certificates and entries of the audit log."""
+    invites = [
+        {**_values(each), "role": each.role.value, "tags": sorted(each.tags)}
+        for each in records
+        if isinstance(each, InviteRecord)
+    ]
+    certificates = [{**_values(each), "peer": each.peer.uri} for each in records if isinstance(each, CertificateRecord)]
+    entries = [_values(each) for each in records if isinstance(each, AuditEntry)]
+    for statement, values in (
+        (statements.invite, invites),
+        (statements.certificate, certificates),
+        (statements.audit_entry, entries),
+    ):
+        if values:
+            connection.execute(statement, values)
+
+
+def drop(connection: Connection, expired: ExpiredIdentities) -> None:
+    """Delete expired records."""
+    connection.execute(delete(InviteRow).where(InviteRow.expires_at <= expired.now))
+    connection.execute(delete(CertificateRow).where(CertificateRow.not_after <= expired.now))
+    connection.execute(delete(AuditEntryRow).where(AuditEntryRow.at < expired.now - expired.keep))
+    newest = connection.scalar(select(func.max(AuditEntryRow.order))) or 0
+    connection.execute(delete(AuditEntryRow).where(AuditEntryRow.order <= newest - expired.max_entries))
+
+
+def invites(connection: Connection) -> list[InviteRecord]:
+    """All stored invites."""
+    return [
+        InviteRecord(**{**_columns(row, InviteRecord), "role": Role(row.role), "tags": frozenset(row.tags)})
+        for row in connection.execute(select(InviteRow.__table__))
+    ]
+
+
+def certificates(connection: Connection) -> list[CertificateRecord]:
+    """All stored certificates."""
+    return [
+        CertificateRecord(**{**_columns(row, CertificateRecord), "peer": Peer.from_uri(row.peer)})
+        for row in connection.execute(select(CertificateRow.__table__))
+    ]
+
+
+def audit_entries(connection: Connection, since: datetime | None, limit: int) -> list[AuditEntry]:
+    """The newest entries of the audit log, oldest first.
+
+    Args:
+        connection: in a transaction.
+        since: leaves out earlier entries; None for all.
+        limit: the most entries.
+    """
+    newest = select(AuditEntryRow.__table__).order_by(AuditEntryRow.order.desc()).limit(limit)
+    if since is not None:
+        newest = newest.where(AuditEntryRow.at >= since)
+    return [AuditEntry(**_columns(row, AuditEntry)) for row in reversed(connection.execute(newest).all())]
+
+
+def _values(record: InviteRecord | CertificateRecord | AuditEntry) -> dict[str, Any]:
+    return {each.name: getattr(record, each.name) for each in fields(record)}
+
+
+def _columns(row: Row[Any], of: type[InviteRecord | CertificateRecord | AuditEntry]) -> dict[str, Any]:
+    return {each.name: getattr(row, each.name) for each in fields(of)}
+
+
+# --- Single rows ------------------------------------------------------------------------------------------------------
+# Saves kinds of records that are few and whose rows may be deleted, one row at a time.
+
+
+def save_single_rows(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
+    """Save overrides of budgets, the pinned references and records about grants; delete removed references."""
+    for record in records:
+        if isinstance(record, SupplyOverride):
+            if record.override is None:
+                connection.execute(delete(BudgetOverride).where(BudgetOverride.supply == record.supply))
+            else:
+                connection.execute(statements.override, [override_values(record.supply, record.override)])
+        elif isinstance(record, PinnedReferences):
+            connection.execute(delete(ReferencePin))
+            if record.digests:
+                ranked = [{"rank": rank, "digest": digest} for rank, digest in enumerate(record.digests, 1)]
+                connection.execute(insert(ReferencePin), ranked)
+        elif isinstance(record, RemovedReference):
+            connection.execute(delete(Reference).where(Reference.digest == record.digest))
+        elif isinstance(record, GrantLifetime):
+            connection.execute(statements.grant_lifetime, [{"only": 1, "lifetime_s": record.lifetime_s}])
+    given_up = [record for record in records if isinstance(record, GivenUpTraining)]
+    if found := [vars(each) for each in given_up if each.plan_id]:
+        connection.execute(statements.given_up, found)
+    if gone := [{"gone": each.device_id} for each in given_up if each.plan_id is None]:
+        connection.execute(statements.not_given_up, gone)
+
+
+# --- Clock record -----------------------------------------------------------------------------------------------------
+# The clocks at the store's newest transaction, so that the next transaction or start notices a jump of the date.
+
+_NOTED_EVERY_S = 60.0
+
+
+class ClockRecord:
+    """Records the clocks in the database, and corrects records that depend on the date when it jumps.
+
+    Attributes:
+        jumped_at: the date and time just after the newest jump; None if there was none.
+        is_doubtful: the date was implausible after a start of the machine, so the elapsed time is unknown.
+    """
+
+    def __init__(self, clock: BootClock, now: Callable[[], datetime], max_absence_s: float) -> None:
+        """Use the clocks of a machine.
+
+        Args:
+            clock: the time since the machine started.
+            now: returns the date and time, with a UTC offset.
+            max_absence_s: the most seconds by which the date may be ahead after a start of the machine.
+        """
+        self.jumped_at: datetime | None = None
+        self.is_doubtful = False
+        self._clock = clock
+        self._now = now
+        self._max_absence_s = max_absence_s
+        self._newest: Moment | None = None
+        self._written_s = -_NOTED_EVERY_S
+
+    def open(self, connection: Connection) -> None:
+        """Compare the clocks with those of the newest transaction of an earlier process."""
+        row = connection.execute(select(CoordinatorClock.__table__)).one_or_none()
+        if row is not None:
+            self._newest = Moment(row.noted_at, row.boot_id, row.since_boot_s)
+            self.jumped_at = row.jumped_at
+        before = self._newest
+        if self.note(connection) and before is not None and before.boot_id != self._clock.boot_id:
+            self.is_doubtful = True
+            _log.warning(
+                "the machine was restarted with an implausible date, so it is unknown how much time has passed; if the "
+                "machine was really off for this long, raise store.max_absence_days"
+            )
+
+    def note(self, connection: Connection) -> bool:
+        """Compare the clocks with those at the newest transaction, and record them from time to time.
+
+        Returns:
+            Whether the date has jumped.
+        """
+        moment = Moment(self._now(), self._clock.boot_id, self._clock.since_boot_s())
+        jumped_s = 0.0 if self._newest is None else jump_s(self._newest, moment, self._max_absence_s)
+        if jumped_s:
+            self.jumped_at = moment.noted_at
+            _log.warning(
+                "the clock was %s: overrides keep their remaining time, and the retention time of older runs starts "
+                "again now",
+                jump_text(jumped_s),
+            )
+            _move_overrides(connection, timedelta(seconds=jumped_s))
+        self._newest = moment
+        if jumped_s or moment.since_boot_s - self._written_s >= _NOTED_EVERY_S or moment.since_boot_s < self._written_s:
+            self._written_s = moment.since_boot_s
+            connection.execute(delete(CoordinatorClock))
+            connection.execute(
+                insert(CoordinatorClock).values(
+                    only=1,
+                    noted_at=moment.noted_at,
+                    boot_id=moment.boot_id,
+                    since_boot_s=moment.since_boot_s,
+                    jumped_at=self.jumped_at,
+                )
+            )
+        return bool(jumped_s)
+
+    def keeps_until(self, keep: timedelta) -> datetime | None:
+        """The time until which no run may be deleted because the date has jumped; None if runs may be deleted."""
+        if self.jumped_at is None:
+            return None
+        until = self.jumped_at + keep
+        return until if self._now() < until else None
+
+
+def _move_overrides(connection: Connection, by: timedelta) -> None:
+    """Move the ends of all budget overrides, so that their remaining time stays the same."""
+    for row in connection.execute(select(BudgetOverride.supply, BudgetOverride.until)).all():
+        if row.until is not None:
+            moved = update(BudgetOverride).where(BudgetOverride.supply == row.supply).values(until=row.until + by)
+            connection.execute(moved)

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.systemd.installation import (
+from wattfleet_io.addresses import without_passwords
+from wattfleet_io.systemd import (
     SETTINGS_FOLDER,
     UNIT_FOLDER,
     InstallationPlan,
+    InstalledCode,
     RemovalPlan,
+    Stat,
     require_visible,
     unit_of,
 )
-from wattfleet_io.systemd.ownership import InstalledCode, Stat
-from wattfleet_io.url_passwords import without_passwords
 
 if TYPE_CHECKING:
     from coordinator.settings import CoordinatorSettings

@@ -16,7 +16,7 @@ from pathlib import Path
 from coordinator.cli.client import CoordinatorClient, RequestFailedError
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.certificates import Certificate, new_key, request_certificate
-from wattfleet_identity.endpoint import OPERATOR_FOLDER, Endpoint, require_identity
+from wattfleet_identity.channels import OPERATOR_FOLDER, Endpoint, require_identity
 from wattfleet_identity.identity_folder import CERTIFICATE, KEY, TRUSTED, Identity, write_identity
 from wattfleet_identity.renewal import renew_if_due, stored_at
 from wattfleet_io.atomic_files import replace_file

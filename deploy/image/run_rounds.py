@@ -12,14 +12,20 @@ from pathlib import Path
 
 from coordinator.cli.client import RequestFailedError
 from wattfleet.errors import InvalidInputError
-from wattfleet_identity.endpoint import Endpoint, named_folder
+from wattfleet_identity.channels import Endpoint, named_folder
 from wattfleet_identity.renewal import renew_if_due
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import view_pb2
-from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
-from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
-from wattfleet_simulation.processes import NoAnswerError, PartFailedError, Parts, program
-from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, is_ready, missing_text
+from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment, NoAnswerError, PartFailedError, Parts, program
+from wattfleet_simulation.run import (
+    CoordinatorView,
+    NotInTimeError,
+    RunSeen,
+    await_ready,
+    await_run,
+    is_ready,
+    missing_text,
+)
 
 READY_WITHIN_S = 300.0
 REPEATED_AFTER_S = 60.0

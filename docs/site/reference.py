@@ -16,8 +16,7 @@ from edge_agent.settings import ENVIRONMENT_PREFIX as AGENT_PREFIX
 from edge_agent.settings import AgentSettings
 from wattfleet_io.cli import wattfleet
 from wattfleet_io.help import variables_text
-from wattfleet_io.settings.loading import variable_of
-from wattfleet_io.settings.model import Settings, keys_of
+from wattfleet_io.settings.model import Settings, keys_of, variable_of
 
 _PROTOCOL = Path(__file__).parents[2] / "proto" / "wattfleet_proto" / "v1"
 

@@ -1,4 +1,4 @@
-"""`wattfleet agent choose`: the best mode within a power or time limit."""
+"""`wattfleet agent choose`, `explain`, `modes`, `apply` and `advise`: the modes of a device, the best one, and why."""
 
 from __future__ import annotations
 
@@ -11,19 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_agent.cli.options import (
+    DEFAULT_REFERENCE,
     DeviceOption,
     JsonOption,
     StateDirOption,
     StoredWorkloadOption,
+    WorkloadChangesOption,
     open_named,
     repeated_options,
 )
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from wattfleet.choosing import WorkloadChanges
 from wattfleet_io.console import MODE_LEGEND, print_json, terminal
 
 if TYPE_CHECKING:
+    from edge_agent.devices.device import Device
     from edge_agent.profiling.stored_profile import FittedDevice
-    from wattfleet.choosing import ChosenMode
+    from wattfleet.choosing import Advice, ChosenMode, MethodCost
+
+
+# --- Choose -----------------------------------------------------------------------------------------------------------
+# `wattfleet agent choose`: the best mode within a power or time limit.
+
 
 _PROBABILITY = 0.95
 
@@ -116,8 +125,8 @@ def _chosen(
 def _content(
     fitted: FittedDevice, chosen: ChosenMode, budget_w: float | None, deadline_s: float | None
 ) -> dict[str, Any]:
-    from edge_agent.devices.mode_names import mode_argument
-    from edge_agent.learning.expectation import expectation_of
+    from edge_agent.devices.sysfs import mode_argument
+    from edge_agent.learning.transfer import expectation_of
 
     expected = expectation_of(fitted, chosen.mode)
     limit = {"budget_w": budget_w} if budget_w is not None else {"deadline_s": deadline_s}
@@ -135,7 +144,7 @@ def _content(
 
 
 def _print(content: Mapping[str, Any], board: str) -> None:
-    from edge_agent.learning.expectation import assumed_length, lines_of
+    from edge_agent.learning.transfer import assumed_length, lines_of
     from wattfleet_io.tables import facts
 
     limit = f"{content['budget_w']:g} W" if "budget_w" in content else f"{content['deadline_s']:g} s per epoch"
@@ -151,3 +160,351 @@ def _print(content: Mapping[str, Any], board: str) -> None:
     if content["is_epoch_length_assumed"]:
         console.print(assumed_length(content["minibatches_per_epoch"]), style="dim", soft_wrap=True)
     console.print(f"Apply it with: wattfleet agent apply {content['argument']}{repeated_options()}", soft_wrap=True)
+
+
+# --- Apply ------------------------------------------------------------------------------------------------------------
+# `wattfleet agent apply` and `restore`: set a power mode, and undo it.
+
+
+def apply(
+    mode: Annotated[
+        str, typer.Argument(help="Apply this mode: cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset.")
+    ],
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    json_: JsonOption = False,
+) -> None:
+    """Apply a power mode. `wattfleet agent restore`, or the next start of the agent, undoes it.
+
+    List modes and presets with `wattfleet agent modes`.
+    """
+    from edge_agent.devices.selection import folder_of_device
+    from edge_agent.devices.sysfs import mode_argument
+    from edge_agent.training.mode_change import apply_with_backup
+    from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
+
+    board = open_named(device, state_dir)
+    try:
+        with StopSignals.held() as signals:
+            found = apply_with_backup(board, mode, folder_of_device(device, state_dir), signals.interrupting())
+    except StoppedBySignal as stopped:
+        typer.echo("stopped before the mode was applied; the device was restored", err=True)
+        raise typer.Exit(stopped.exit_code) from None
+    if json_:
+        print_json({"board": board.board_kind, "mode": found._asdict(), "argument": mode_argument(found)})
+    else:
+        print(f"{board.board_kind}: applied {mode_argument(found)} ({found.label()})")
+        print("Undo with: wattfleet agent restore")
+
+
+def restore(
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    json_: JsonOption = False,
+) -> None:
+    """Restore the settings from before `apply`. If the device was not changed, do nothing."""
+    from edge_agent.devices.selection import folder_of_device
+    from edge_agent.devices.sysfs import mode_argument
+    from edge_agent.training.mode_change import has_backup, restore_backup
+    from wattfleet_io.stop_signals import StopSignals
+
+    folder = folder_of_device(device, state_dir)
+    if not has_backup(folder):
+        # Does not open the device: the service's stop hook runs this every time, even if the device cannot be opened.
+        if json_:
+            print_json({"restored": False})
+        else:
+            print(f"nothing to restore: no backup in {folder}")
+        return
+    board = open_named(device, state_dir)
+    with StopSignals.held():
+        # Signals wait: a half-restored device would be in an unknown mode.
+        restored = restore_backup(board, folder)
+    found = board.current_mode()
+    if json_:
+        print_json({"restored": restored, "board": board.board_kind, "mode": found._asdict()})
+    else:
+        print(f"{board.board_kind}: restored {mode_argument(found)} ({found.label()})")
+
+
+# --- Advise -----------------------------------------------------------------------------------------------------------
+# `wattfleet advise`: which profiling method takes the least time on a board.
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def advise(
+    board: Annotated[
+        str,
+        typer.Option(help="Name the kind of board: agx-orin, orin-nano, orin-nx or xavier-agx.", show_default=False),
+    ],
+    training_hours: Annotated[
+        float,
+        typer.Option(help="Set the total hours that the board will train.", show_default=False),
+    ],
+    workload_changes: WorkloadChangesOption = WorkloadChanges.RARELY,
+    reference: Annotated[
+        str,
+        typer.Option(help="Predict the times with this reference predictor: a shipped one, or a directory."),
+    ] = DEFAULT_REFERENCE,
+    minibatch_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="State how long a minibatch of your workload takes in the board's highest mode, in milliseconds. By"
+            " default, use the reference's workload."
+        ),
+    ] = None,
+    budgets: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="State the number of power budgets that are known in advance. Binary search measures more modes for "
+            "each. By default, they are unknown, as in a fleet, and binary search is not recommended.",
+        ),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Compare the profiling methods: how long each measures, how much slower it trains, and the total time.
+
+    Nothing is measured: the measuring times are predicted by a reference.
+    """
+    from edge_agent.learning.profiling_plan import board_figures
+    from edge_agent.learning.transfer import named_reference
+    from wattfleet.choosing import compare_methods
+    from wattfleet.modes import board_named
+
+    known = board_named(board)
+    source = named_reference(reference)
+    figures = board_figures(source, known.kind, known.space.array(), minibatch_ms)
+    advice = compare_methods(figures, training_hours, workload_changes, budgets)
+    workload = source.details.workload.name if minibatch_ms is None else f"{minibatch_ms:g} ms in the highest mode"
+    content = _advice_content(advice, known.kind, training_hours, workload_changes, reference, workload)
+    if json_:
+        print_json(content)
+    else:
+        _print_advice(content)
+
+
+def _advice_content(
+    advice: Advice, board: str, training_h: float, changes: WorkloadChanges, reference: str, workload: str
+) -> dict[str, Any]:
+    from wattfleet.choosing import LOSS_SOURCE
+
+    return {
+        "board": board,
+        "training_hours": training_h,
+        "workload_changes": str(changes),
+        "workloads": changes.workloads,
+        "workload": workload,
+        "measuring_source": f"predicted by the reference {reference}: one warm-up minibatch and 20 that count, or until"
+        " power has settled",
+        "loss_source": LOSS_SOURCE,
+        "methods": [_row(cost) for cost in advice.costs],
+        "recommended": _row(advice.recommended),
+        "reason": advice.reason,
+    }
+
+
+def _row(cost: MethodCost) -> dict[str, Any]:
+    return {
+        "method": str(cost.method),
+        "modes": cost.modes,
+        "measuring_s": cost.measuring_s,
+        "penalty_pct": cost.penalty_pct,
+        "over_1w_pct": cost.over_1w_pct,
+        "total_s": cost.total_s,
+    }
+
+
+def _print_advice(content: dict[str, Any]) -> None:
+    from wattfleet_io.console import count_of, duration_text
+    from wattfleet_io.tables import FittingTable, columns, numbers
+
+    console = terminal()
+    figures = ("modes", "measuring", "slower by", "over by > 1 W", "total")
+    table = FittingTable(
+        columns("method", *map(numbers, figures)),
+        title=f"{content['board']}, {content['workload']}, {content['training_hours']:g} h of training",
+        has_lines=True,
+    )
+    for row in content["methods"]:
+        table.add(
+            row["method"],
+            f"{row['modes']:,}",
+            duration_text(row["measuring_s"]) if row["modes"] else "-",
+            f"{row['penalty_pct']:.1f} %",
+            f"{row['over_1w_pct']:.1f} %",
+            duration_text(row["total_s"]),
+            style="bold" if row == content["recommended"] else "",
+        )
+    console.print(table)
+    workloads = count_of(content["workloads"], "workload")
+    for line in (
+        f"measuring: time for one workload, {content['measuring_source']}",
+        f"slower by, over by > 1 W: mean time penalty and share of choices over the budget; {content['loss_source']}",
+        f"total: measuring of {workloads} (the workload changes {content['workload_changes']}), and training",
+    ):
+        console.print(line, style="dim", soft_wrap=True)
+    console.print(f"Recommended: {content['reason']}.", soft_wrap=True)
+    if content["recommended"]["modes"]:
+        console.print(f"Measure with: wattfleet agent profile {_arguments(content['recommended'])}", soft_wrap=True)
+
+
+def _arguments(row: dict[str, Any]) -> str:
+    from wattfleet.choosing import ProfilingMethod
+
+    by_method = {
+        ProfilingMethod.TRANSFER: f" --modes {row['modes']}",
+        ProfilingMethod.SCRATCH: f" --modes {row['modes']}",
+        ProfilingMethod.BINARY_SEARCH: " --budget-w ...",
+        ProfilingMethod.BRUTE_FORCE: "",
+    }
+    return f"--method {row['method']}{by_method[ProfilingMethod(row['method'])]}"
+
+
+# --- Modes ------------------------------------------------------------------------------------------------------------
+# `wattfleet agent modes`: the power modes that a device offers.
+
+_UNITS = {"cores": "", "cpu_khz": "kHz", "gpu_hz": "Hz", "mem_hz": "Hz"}
+_TITLES = {"cores": "cores", "cpu_khz": "CPU", "gpu_hz": "GPU", "mem_hz": "memory"}
+
+
+def modes(
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    list_: Annotated[bool, typer.Option("--list", help="Print every mode as CSV instead of tables.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """List the values of each power setting, and the named presets."""
+    board = open_named(device, state_dir)
+    if list_:
+        print("\n".join(_csv_lines(board)))
+        return
+    content = _modes_content(board)
+    if json_:
+        print_json(content)
+    else:
+        _print_tables(content)
+
+
+def _csv_lines(board: Device) -> list[str]:
+    from wattfleet.modes import PowerMode
+
+    rows = board.modes.astype(int).tolist()
+    return [",".join(PowerMode._fields), *(",".join(map(str, row)) for row in rows)]
+
+
+def _modes_content(board: Device) -> dict[str, Any]:
+    from edge_agent.devices.sysfs import presets_of
+    from wattfleet.modes import PowerMode
+
+    columns = zip(PowerMode._fields, board.modes.T, strict=True)
+    return {
+        "board": board.board_kind,
+        "provenance": board.provenance,
+        "modes": len(board.modes),
+        "values": {knob: sorted({round(value) for value in values.tolist()}) for knob, values in columns},
+        "presets": {name: mode._asdict() for name, mode in presets_of(board).items()},
+    }
+
+
+def _print_tables(content: dict[str, Any]) -> None:
+    from edge_agent.devices.sysfs import mode_argument
+    from wattfleet.modes import PowerMode
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
+
+    console = terminal()
+    values = FittingTable(
+        columns("setting", numbers("count", rank=1), texts("values")),
+        title=f"{content['board']}: {content['modes']:,} modes",
+        has_lines=True,
+    )
+    for knob, taken in content["values"].items():
+        unit = f" {_UNITS[knob]}" if _UNITS[knob] else ""
+        values.add(f"{_TITLES[knob]}{unit}", str(len(taken)), " ".join(map(str, taken)))
+    console.print(values)
+    if content["presets"]:
+        presets = FittingTable(
+            columns("name", "cores,CPU kHz,GPU Hz,memory Hz", Column("cores, CPU/GPU/memory GHz", rank=1)),
+            title="Presets",
+            has_lines=True,
+        )
+        for name, knobs in content["presets"].items():
+            mode = PowerMode(**knobs)
+            presets.add(name, mode_argument(mode), mode.label())
+        console.print(presets)
+
+
+# --- Explain ----------------------------------------------------------------------------------------------------------
+# `wattfleet agent explain`: what limits the speed of a training step in a mode.
+
+_BAR_CELLS = 30
+
+
+def explain(
+    mode: Annotated[
+        str, typer.Argument(help="Explain this mode: cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset.")
+    ],
+    device: DeviceOption = "auto",
+    workload: StoredWorkloadOption = None,
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    json_: JsonOption = False,
+) -> None:
+    """Explain which part of the device limits training in a mode, and which setting would speed it up.
+
+    List modes and presets with `wattfleet agent modes`.
+    """
+    from edge_agent.devices.sysfs import mode_argument, parse_mode
+    from edge_agent.learning.transfer import expectation_of
+    from edge_agent.profiling.stored_profile import read_fitted
+    from wattfleet.errors import InvalidInputError
+    from wattfleet.prediction import RooflinePredictor
+
+    board = open_named(device, state_dir)
+    wanted = parse_mode(board, mode)
+    with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
+        fitted = read_fitted(state_dir, board, workload)
+    if not isinstance(fitted.predictor, RooflinePredictor):
+        raise InvalidInputError(
+            f"the fitted predictor is {fitted.predictor.name!r}, which cannot explain its predictions; fit a 'roofline'"
+            " predictor with `wattfleet agent fit --reference`"
+        )
+    explanation = fitted.predictor.explain(wanted)
+    content = {
+        "mode": wanted._asdict(),
+        "argument": mode_argument(wanted),
+        "label": wanted.label(),
+        "bound": explanation.bound,
+        "words": explanation.words(),
+        "shares": dict(explanation.shares),
+        "measured_data_wait": fitted.measured.data_waits.get(wanted),
+        **expectation_of(fitted, wanted).content(),
+    }
+    if json_:
+        print_json(content)
+    else:
+        _print_explanation(content)
+
+
+def _print_explanation(content: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
+    from edge_agent.learning.transfer import lines_of
+    from wattfleet_io.tables import Column, FittingTable, columns, numbers
+
+    console = terminal()
+    console.print(f"{content['argument']} ({content['label']})", style="bold")
+    console.print(content["words"])
+    shares = FittingTable(columns("part", numbers("share"), Column("bar", rank=1)), has_headings=False)
+    for name, share in content["shares"].items():
+        shares.add(name, f"{share:.0%}", Text("█" * round(share * _BAR_CELLS), style="cyan"))
+    console.print()
+    console.print(shares)
+    console.print()
+    wait = content["measured_data_wait"]
+    if wait is not None:
+        console.print(f"Measured in this mode: a minibatch waits {wait:.0%} of its time for data.")
+    lines = lines_of(content)
+    console.print(f"{lines['epoch']} per epoch, {lines['power']}: {lines['source']}")
+    console.print(MODE_LEGEND, style="dim")

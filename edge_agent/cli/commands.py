@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from edge_agent.cli.apply import apply, restore
-from edge_agent.cli.choose import choose
-from edge_agent.cli.doctor import doctor
+from edge_agent.cli.choose import apply, choose, explain, modes, restore
 from edge_agent.cli.duty import app as duty
-from edge_agent.cli.explain import explain
-from edge_agent.cli.fit import fit
 from edge_agent.cli.front import front
-from edge_agent.cli.join import join
-from edge_agent.cli.modes import modes
-from edge_agent.cli.profile import profile
-from edge_agent.cli.service.install import install
-from edge_agent.cli.service.run import RunCommand, run
-from edge_agent.cli.service.uninstall import uninstall
-from edge_agent.cli.status import status
-from edge_agent.cli.trust import trust_references
-from edge_agent.cli.watch import watch
-from wattfleet_identity.invite_input import InviteCommand
+from edge_agent.cli.profile import fit, profile
+from edge_agent.cli.service import RunCommand, install, join, run, trust_references, uninstall
+from edge_agent.cli.status import doctor, status, watch
+from wattfleet_identity.joining import InviteCommand
 
 _HELP = "Measure, control and run one device of the fleet."
 

@@ -9,7 +9,7 @@ import typer
 
 from edge_agent.cli.options import JsonOption, SocketOption
 from wattfleet_io.console import print_json, print_line, terminal
-from wattfleet_proto.local_socket import DEFAULT_SOCKET
+from wattfleet_proto.names import DEFAULT_SOCKET
 
 if TYPE_CHECKING:
     from wattfleet.duties import Arrivals
@@ -60,7 +60,7 @@ def set_duty(
 
     Give exactly one of --arrivals-per-s, --arrivals-schedule and --assumed-arrivals-per-s.
     """
-    from edge_agent.serving.duty_client import DutyClient
+    from edge_agent.serving.duty_service import DutyClient
     from wattfleet.duties import Duty
     from wattfleet.modes import read_profile
 
@@ -76,7 +76,7 @@ def show_duty(socket: SocketOption = Path(DEFAULT_SOCKET), json_: JsonOption = F
     import json
     from dataclasses import asdict
 
-    from edge_agent.serving.duty_client import DutyClient
+    from edge_agent.serving.duty_service import DutyClient
 
     shown = DutyClient(socket).show()
     if json_:
@@ -92,7 +92,7 @@ def show_duty(socket: SocketOption = Path(DEFAULT_SOCKET), json_: JsonOption = F
 @app.command("clear")
 def clear_duty(socket: SocketOption = Path(DEFAULT_SOCKET)) -> None:
     """End the duty in force; inference servers are still served first."""
-    from edge_agent.serving.duty_client import DutyClient
+    from edge_agent.serving.duty_service import DutyClient
 
     print_line("cleared" if DutyClient(socket).clear() else "there was no duty")
 

@@ -76,8 +76,8 @@ def _print(view: FrontView) -> None:
     from rich.text import Text
 
     from edge_agent.cli.front_plots.terminal import front_text
-    from edge_agent.devices.mode_names import mode_argument
-    from edge_agent.learning.expectation import assumed_length
+    from edge_agent.devices.sysfs import mode_argument
+    from edge_agent.learning.transfer import assumed_length
     from wattfleet_io.tables import Column, FittingTable, columns, numbers
 
     console, front = terminal(), view.front

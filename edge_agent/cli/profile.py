@@ -1,9 +1,12 @@
-"""`wattfleet agent profile`: measure modes without a coordinator."""
+"""`wattfleet agent profile` and `fit`: measure modes without a coordinator, and fit a predictor to them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,21 +21,161 @@ from edge_agent.cli.options import (
     ProcessorOption,
     SeedOption,
     StateDirOption,
+    StoredWorkloadOption,
     ToleranceOption,
     WorkloadOption,
     open_named,
     repeated_options,
 )
-from edge_agent.cli.profile_method import MethodOption, MethodRequest, planned_method
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
 from wattfleet.choosing import ProfilingMethod, WorkloadChanges
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import LARGEST_COUNT
 from wattfleet_io.console import MODE_LEGEND, print_json, terminal
 
 if TYPE_CHECKING:
-    from edge_agent.cli.profile_method import PlannedMethod
+    from edge_agent.devices.device import Device
     from edge_agent.learning.manual_profile import ManualProfile
     from edge_agent.learning.profiling_plan import Progress
+    from edge_agent.learning.refit import Refit
+    from edge_agent.profiling.stored_profile import MeasuredProfile
+    from wattfleet.choosing import BoardFigures
+    from wattfleet.prediction import Artefact
+
+
+# --- Profile method ---------------------------------------------------------------------------------------------------
+# Determines the profiling method and its number of modes from the options of `wattfleet agent profile`.
+
+
+_MODES = 50
+_ASK_FROM_S = 3600.0
+"""Brute force that is expected to take longer than this has to be confirmed, s."""
+
+
+class MethodOption(str, Enum):
+    """The values of `--method`."""
+
+    AUTO = "auto"
+    TRANSFER = str(ProfilingMethod.TRANSFER)
+    SCRATCH = str(ProfilingMethod.SCRATCH)
+    BINARY_SEARCH = str(ProfilingMethod.BINARY_SEARCH)
+    BRUTE_FORCE = str(ProfilingMethod.BRUTE_FORCE)
+
+
+@dataclass(frozen=True)
+class MethodRequest:
+    """The method as requested on the command line.
+
+    Attributes:
+        method: the method, or `auto`.
+        modes: maximum of modes to measure; None for the method's own number.
+        budgets_w: budgets to search for, W.
+        training_h: hours of all training planned; None if not stated.
+        changes: how often the workload changes; None if not stated.
+        confirmed: whether a long brute force runs without a question.
+
+    Raises:
+        InvalidInputError: an option is missing for the method, or does not apply to it.
+    """
+
+    method: MethodOption
+    modes: int | None
+    budgets_w: tuple[float, ...]
+    training_h: float | None
+    changes: WorkloadChanges | None
+    confirmed: bool
+
+    def __post_init__(self) -> None:
+        auto = self.method is MethodOption.AUTO
+        searches = self.method is MethodOption.BINARY_SEARCH
+        if auto and self.training_h is None:
+            raise InvalidInputError("--method auto needs --training-hours: the total hours that the device will train")
+        if searches and not self.budgets_w:
+            raise InvalidInputError("--method binary-search needs a budget: pass --budget-w once for each budget")
+        for given, allowed, option, methods in (
+            (self.training_h is not None, auto, "--training-hours", "auto"),
+            (self.changes is not None, auto, "--workload-changes", "auto"),
+            (bool(self.budgets_w), auto or searches, "--budget-w", "auto and binary-search"),
+            (
+                self.modes is not None,
+                not auto and self.method is not MethodOption.BRUTE_FORCE,
+                "--modes",
+                "transfer, scratch and binary-search",
+            ),
+        ):
+            if given and not allowed:
+                raise InvalidInputError(f"{option} applies only to --method {methods}; omit it")
+
+
+@dataclass(frozen=True)
+class PlannedMethod:
+    """The method to measure with.
+
+    Attributes:
+        method: the method.
+        modes: maximum of modes to measure.
+        reason: the reason for the choice of `auto`; None if the method was not chosen by it.
+    """
+
+    method: ProfilingMethod
+    modes: int
+    reason: str | None = None
+
+
+def planned_method(
+    request: MethodRequest, device: Device, reference: Artefact, begun_before: MeasuredProfile | None
+) -> PlannedMethod:
+    """Decide on the method, and ask for confirmation of a brute force of more than an hour.
+
+    Args:
+        request: the method as requested on the command line.
+        device: the board.
+        reference: the predictor to transfer from.
+        begun_before: the interrupted profile; None if there is none.
+
+    Raises:
+        InvalidInputError: a long brute force is not confirmed, and there is no terminal to ask.
+        typer.Abort: the user answered no.
+    """
+    from edge_agent.learning.profiling_plan import advised_profile, board_figures
+
+    reason = None
+    if request.method is MethodOption.AUTO:
+        figures = board_figures(reference, device.board_kind, device.modes)
+        changes = request.changes or WorkloadChanges.RARELY
+        assert request.training_h is not None, "checked when the request was made"
+        advice = advised_profile(figures, request.training_h, changes, len(request.budgets_w))
+        method, most, reason = advice.recommended.method, advice.recommended.modes, advice.reason
+    else:
+        method, most = ProfilingMethod(request.method.value), request.modes or _MODES
+    if method is ProfilingMethod.BRUTE_FORCE or (method is ProfilingMethod.BINARY_SEARCH and request.modes is None):
+        # A search ends by itself; the advice only estimates its number of modes.
+        most = len(device.modes)
+    planned = PlannedMethod(method, most, reason)
+    if planned.method is ProfilingMethod.BRUTE_FORCE and not request.confirmed:
+        _confirm(board_figures(reference, device.board_kind, device.modes), begun_before)
+    return planned
+
+
+def _confirm(figures: BoardFigures, begun_before: MeasuredProfile | None) -> None:
+    import numpy as np
+
+    from wattfleet.modes import array_to_modes
+    from wattfleet_io.console import count_of, duration_text
+
+    measured = set() if begun_before is None else set(array_to_modes(begun_before.profile.modes))
+    missing = np.array([mode not in measured for mode in array_to_modes(figures.modes)])
+    seconds = float(figures.mode_s[missing].sum())
+    if seconds <= _ASK_FROM_S:
+        return
+    long = f"brute force measures {count_of(int(missing.sum()), 'mode')}, which takes about {duration_text(seconds)}"
+    if not sys.stdin.isatty():
+        raise InvalidInputError(f"{long}: pass --yes to confirm, or another --method")
+    typer.confirm(f"{long}. Continue?", abort=True, err=True)
+
+
+# --- Profile ----------------------------------------------------------------------------------------------------------
+# `wattfleet agent profile`: measure modes without a coordinator.
 
 
 def profile(
@@ -127,12 +270,11 @@ def profile(
 
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.learning.manual_profile import ManualProfileSettings, profile_manually
-    from edge_agent.learning.reference_choice import named_reference
+    from edge_agent.learning.transfer import named_reference
     from edge_agent.profiling.known_workload import BUILT_IN
     from edge_agent.profiling.profiled_workload import profiled_workload
-    from edge_agent.profiling.stored_profile import read_device_id, read_profile
-    from edge_agent.profiling.workload_folders import WorkloadFolders
-    from edge_agent.training.knob_backup import backed_up
+    from edge_agent.profiling.stored_profile import WorkloadFolders, read_device_id, read_profile
+    from edge_agent.training.mode_change import backed_up
     from wattfleet_io.console import count_of
     from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
 
@@ -220,7 +362,7 @@ def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Cal
 
 
 def _content(found: ManualProfile, planned: PlannedMethod) -> dict[str, Any]:
-    from edge_agent.devices.mode_names import mode_argument
+    from edge_agent.devices.sysfs import mode_argument
 
     return {
         "device_id": found.header.device_id,
@@ -293,5 +435,124 @@ def _print(found: ManualProfile, planned: PlannedMethod) -> None:
     early = "" if measured >= most else f" of at most {most:,}; {why}"
     console.print(
         f"{count_of(measured, 'mode')}{early}. See the predicted front with: wattfleet agent front{repeated_options()}",
+        soft_wrap=True,
+    )
+
+
+# --- Fit --------------------------------------------------------------------------------------------------------------
+# `wattfleet agent fit`: fit the predictor again to the measured modes.
+
+
+def fit(
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="Set the reference predictor to transfer from: a shipped one, or a directory. By default, reuse the"
+            " reference of the stored predictor."
+        ),
+    ] = None,
+    minibatches_per_epoch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Set the number of minibatches in one pass over the device's data. By default, keep the stored"
+            " number.",
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
+    workload: StoredWorkloadOption = None,
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    json_: JsonOption = False,
+) -> None:
+    """Fit the predictor to the modes measured so far, store it, and report its error on each of them."""
+    from edge_agent.learning.refit import refit
+    from edge_agent.profiling.stored_profile import chosen_workload, read_profile, require_profile_of
+
+    board = open_named(device, state_dir)
+    if (measured := read_profile(chosen_workload(state_dir, workload).folder)) is not None:
+        require_profile_of(board, measured, state_dir)
+    with terminal(to_stderr=True).status("fitting"):
+        fitted = refit(state_dir, workload, reference, minibatches_per_epoch)
+    content = _fit_content(fitted, board)
+    if json_:
+        print_json(content)
+    else:
+        _print_fit(content)
+
+
+def _fit_content(fitted: Refit, board: Device) -> dict[str, Any]:
+    import numpy as np
+
+    from edge_agent.devices.sysfs import mode_argument
+    from wattfleet.choosing import descending_modes
+    from wattfleet.modes import array_to_modes
+    from wattfleet.prediction import RooflinePredictor
+
+    highest = array_to_modes(descending_modes(board.modes)[:1])[0]
+    left_out, explanation = None, None
+    if fitted.left_out is not None:
+        left_out = {
+            "median_time_error": float(np.median([abs(mode.time_error) for mode in fitted.left_out])),
+            "median_power_error": float(np.median([abs(mode.power_error) for mode in fitted.left_out])),
+            "modes": [
+                {
+                    "argument": mode_argument(mode.mode),
+                    "label": mode.mode.label(),
+                    "minibatch_ms": mode.minibatch_ms,
+                    "time_error": mode.time_error,
+                    "power_w": mode.power_w,
+                    "power_error": mode.power_error,
+                }
+                for mode in fitted.left_out
+            ],
+        }
+    if isinstance(fitted.predictor, RooflinePredictor):
+        explained = fitted.predictor.explain(highest)
+        explanation = {"bound": explained.bound, "words": explained.words(), "shares": dict(explained.shares)}
+    details = fitted.artefact.details
+    return {
+        "device_id": fitted.measured.header.device_id,
+        "board": details.board,
+        "provenance": fitted.measured.header.provenance,
+        "workload": details.workload.name,
+        "fitted_to_modes": len(fitted.measured.profile),
+        "predictor": {"kind": details.predictor, "digest": fitted.artefact.digest},
+        "predictor_directory": str(fitted.folder / PREDICTOR_DIRECTORY),
+        "left_out": left_out,
+        "highest_mode": {"argument": mode_argument(highest), "label": highest.label(), "explanation": explanation},
+    }
+
+
+def _print_fit(content: dict[str, Any]) -> None:
+    from wattfleet_io.console import count_of
+    from wattfleet_io.tables import FittingTable, columns, numbers
+
+    console = terminal()
+    left_out, highest = content["left_out"], content["highest_mode"]
+    if left_out is not None:
+        table = FittingTable(
+            columns("mode", *map(numbers, ("ms measured", "time error", "W measured", "power error"))),
+            title="Error in each measured mode when predicted from all other modes",
+            has_lines=True,
+        )
+        for row in left_out["modes"]:
+            table.add(
+                row["label"],
+                f"{row['minibatch_ms']:.1f}",
+                f"{row['time_error']:+.1%}",
+                f"{row['power_w']:.1f}",
+                f"{row['power_error']:+.1%}",
+            )
+        console.print(table)
+        console.print(
+            f"Median error: {left_out['median_time_error']:.1%} in time, {left_out['median_power_error']:.1%} in power."
+        )
+    if highest["explanation"] is not None:
+        console.print(f"The highest mode, {highest['label']}: {highest['explanation']['words']}")
+    predictor = content["predictor"]
+    console.print(
+        f"Stored the {predictor['kind']} predictor for {content['workload']}, fitted to"
+        f" {count_of(content['fitted_to_modes'], 'mode')}, in {content['predictor_directory']}"
+        f" (digest {predictor['digest'][:12]}...)",
         soft_wrap=True,
     )

@@ -1,8 +1,11 @@
-"""`wattfleet agent status`: the current state of the device and its agent."""
+"""`wattfleet agent status`, `watch` and `doctor`: the state of the device and its agent, and what is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -10,14 +13,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, IdentityOption, JsonOption, SocketOption, StateDirOption, open_named
+from edge_agent.cli.options import (
+    DeviceOption,
+    IdentityOption,
+    JsonOption,
+    SocketOption,
+    StateDirOption,
+    StoredWorkloadOption,
+    open_named,
+)
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
-from wattfleet_io.console import count_of, print_json, terminal
-from wattfleet_proto.local_socket import DEFAULT_SOCKET
+from wattfleet_io.console import count_of, json_text, print_json, terminal
+from wattfleet_proto.names import DEFAULT_SOCKET
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from edge_agent.devices.device import Device
-    from edge_agent.profiling.workload_folders import StoredWorkload
+    from edge_agent.diagnosis import Finding, Sample
+    from edge_agent.profiling.stored_profile import FittedDevice, StoredWorkload
+    from wattfleet.duties import KeptDuty
+
+
+# --- Status -----------------------------------------------------------------------------------------------------------
+# `wattfleet agent status`: the current state of the device and its agent.
 
 
 def status(
@@ -73,8 +92,8 @@ def _or_problem(
 def _device(board: Device) -> dict[str, Any]:
     import math
 
-    from edge_agent.devices.meters.power_now import power_now_mw
-    from edge_agent.devices.mode_names import mode_argument, presets_of
+    from edge_agent.devices.meters import power_now_mw
+    from edge_agent.devices.sysfs import mode_argument, presets_of
 
     mode, conditions = board.current_mode(), board.conditions()
     power_mw = power_now_mw(board)
@@ -92,8 +111,7 @@ def _device(board: Device) -> dict[str, Any]:
 
 
 def _knob_backup(folder: Path) -> dict[str, Any]:
-    from edge_agent.training.knob_backup import holder_of
-    from edge_agent.training.mode_change import has_backup
+    from edge_agent.training.mode_change import has_backup, holder_of
 
     return {"held_by": holder_of(folder), "restore_file": has_backup(folder)}
 
@@ -102,7 +120,7 @@ def _session(state_directory: Path, folder: Path) -> dict[str, Any] | None:
     from dataclasses import asdict
 
     from edge_agent.session.status import read_session_status
-    from edge_agent.training.knob_backup import holder_of
+    from edge_agent.training.mode_change import holder_of
     from wattfleet_identity.channels import PLAINTEXT_WARNING
 
     status = read_session_status(state_directory)
@@ -134,7 +152,7 @@ def _identity(folder: Path) -> dict[str, Any] | None:
 def _references(state_directory: Path) -> dict[str, Any] | None:
     """Return the signed references in force; None if references need not be signed."""
     from edge_agent.paths import TRUST_DIRECTORY
-    from edge_agent.session.reference_trust import ReferenceTrust
+    from edge_agent.session.references import ReferenceTrust
 
     trust = ReferenceTrust(state_directory / TRUST_DIRECTORY)
     if not trust.is_required:
@@ -147,8 +165,8 @@ def _duty(state_directory: Path, socket: Path) -> dict[str, Any] | None:
     import json
     from dataclasses import asdict
 
-    from edge_agent.serving.duty_client import DutyClient, NoAgentError
-    from edge_agent.serving.duty_file import DutyFile
+    from edge_agent.serving.duty_figures import DutyFile
+    from edge_agent.serving.duty_service import DutyClient, NoAgentError
 
     stored = DutyFile(state_directory).read()
     if stored is None:
@@ -162,8 +180,8 @@ def _duty(state_directory: Path, socket: Path) -> dict[str, Any] | None:
 
 def _metrics(state_directory: Path, folder: Path) -> dict[str, Any] | None:
     """Return the URL at which the running agent serves its metrics; None if it serves none."""
-    from edge_agent.exporter.served_address import read_url
-    from edge_agent.training.knob_backup import holder_of
+    from edge_agent.exporter import read_url
+    from edge_agent.training.mode_change import holder_of
 
     url = read_url(state_directory)
     return None if url is None or holder_of(folder) is None else {"url": url}
@@ -171,15 +189,14 @@ def _metrics(state_directory: Path, folder: Path) -> dict[str, Any] | None:
 
 def _training(socket: Path) -> dict[str, Any] | None:
     """Return the training in progress and its user; None without one, or if only the agent's own user may see it."""
-    from edge_agent.runtime.training_now import training_now
+    from edge_agent.runtime.app_trainings import training_now
 
     return training_now(socket)
 
 
 def _workloads(state_directory: Path, only: str | None, problems: dict[str, str]) -> dict[str, Any]:
     """Return the workloads by name, the most recently used first."""
-    from edge_agent.profiling.stored_profile import chosen_workload
-    from edge_agent.profiling.workload_folders import WorkloadFolders
+    from edge_agent.profiling.stored_profile import WorkloadFolders, chosen_workload
 
     stored = WorkloadFolders(state_directory).stored()
     if only is not None:
@@ -369,3 +386,242 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+# --- Watch ------------------------------------------------------------------------------------------------------------
+# `wattfleet agent watch`: live power, temperature and mode beside the prediction.
+
+_INTERVAL_S = 1.0
+_DISPLAYED_SAMPLES = 60
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def watch(
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Stop after this many seconds. By default, run until Ctrl-C.")
+    ] = None,
+    device: DeviceOption = "auto",
+    workload: StoredWorkloadOption = None,
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    socket: SocketOption = Path(DEFAULT_SOCKET),
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON per sample instead of a table.")
+    ] = False,
+) -> None:
+    """Show power, temperature, throttling and the current mode every second, without changing anything."""
+    from edge_agent.diagnosis import samples
+    from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
+
+    board = open_named(device, state_dir)
+    fitted, no_prediction = _fitted(board, state_dir, workload)
+    try:
+        with (
+            StopSignals.held() as signals,
+            closing(samples(board, fitted, seconds, lambda: _wait(board))) as live_samples,
+        ):
+            with signals.interrupting():
+                if json_:
+                    _print_lines(live_samples, socket, state_dir)
+                else:
+                    _show(live_samples, board, no_prediction, socket, state_dir)
+    except StoppedBySignal:
+        # Ctrl-C is the normal way to end this command.
+        return
+
+
+def _wait(board: Device) -> None:
+    """Wait for a second on the device's clock and, if that is virtual, also on the wall clock."""
+    import time
+
+    begun_s = time.monotonic()
+    board.clock.sleep_s(_INTERVAL_S)
+    time.sleep(max(0.0, _INTERVAL_S - (time.monotonic() - begun_s)))
+
+
+def _fitted(board: Device, state_directory: Path, workload: str | None) -> tuple[FittedDevice | None, str]:
+    """Return the fitted device if there is one, and the text to show for a mode without a prediction."""
+    from edge_agent.profiling.stored_profile import read_fitted
+    from wattfleet.errors import WattfleetError
+
+    try:
+        return read_fitted(state_directory, board, workload), "no prediction for this mode"
+    except WattfleetError as error:
+        return None, str(error)
+
+
+def _kept_duty(socket: Path) -> KeptDuty | None:
+    """Return how the running agent keeps its duty; None without an agent or a duty."""
+    from edge_agent.serving.duty_service import DutyClient
+    from wattfleet.errors import WattfleetError
+
+    if not socket.exists():
+        return None
+    try:
+        shown = DutyClient(socket).show()
+    except WattfleetError:
+        return None
+    return None if shown is None else shown[1]
+
+
+def _warning(state_dir: Path) -> str | None:
+    """Return the problem of the agent's connection, if the agent has reported one."""
+    from edge_agent.session.status import read_session_status
+    from wattfleet.errors import WattfleetError
+    from wattfleet_identity.channels import PLAINTEXT_WARNING
+
+    try:
+        status = read_session_status(state_dir)
+    except WattfleetError:  # `status` shows it
+        return None
+    return PLAINTEXT_WARNING if status is not None and status.is_exposed else None
+
+
+def _print_lines(live_samples: Iterator[Sample], socket: Path, state_dir: Path) -> None:
+    from dataclasses import asdict
+
+    for sample in live_samples:
+        kept = _kept_duty(socket)
+        duty = None if kept is None else asdict(kept)
+        print(json_text({**sample.content(), "duty": duty, "warning": _warning(state_dir)}), flush=True)
+
+
+def _show(live_samples: Iterator[Sample], board: Device, no_prediction: str, socket: Path, state_dir: Path) -> None:
+    from rich.live import Live
+
+    recent: deque[float | None] = deque(maxlen=_DISPLAYED_SAMPLES)
+    console = terminal()
+    with Live(console=console, auto_refresh=False) as live:
+        for sample in live_samples:
+            recent.append(sample.power_w)
+            live.update(
+                _table(sample, recent, board, no_prediction, _kept_duty(socket), _warning(state_dir)), refresh=True
+            )
+    if not console.is_terminal:
+        # Without a terminal, Live ends its last output without a newline.
+        console.line()
+
+
+def _table(
+    sample: Sample,
+    recent: deque[float | None],
+    board: Device,
+    no_prediction: str,
+    kept: KeptDuty | None,
+    warning: str | None,
+) -> Table:
+    from rich.text import Text
+
+    from edge_agent.devices.sysfs import mode_argument
+    from edge_agent.learning.transfer import lines_of
+    from wattfleet_io.tables import facts
+
+    table = facts()
+    table.add_row("device", f"{board.board_kind} ({board.provenance}), watched for {sample.at_s:.0f} s")
+    if sample.mode is None:
+        table.add_row("mode", Text(sample.problem or "cannot be read", style="red"))
+    else:
+        table.add_row("mode", f"{mode_argument(sample.mode)} ({sample.mode.label()})")
+    table.add_row("power", "cannot be read" if sample.power_w is None else f"{sample.power_w:.1f} W")
+    table.add_row("", Text(_bars(recent), style="cyan"))
+    if sample.expected is None:
+        table.add_row("expected", Text(no_prediction, style="dim"))
+    else:
+        lines = lines_of(sample.expected.content())
+        table.add_row("expected", f"{lines['power']} while training, {lines['minibatch']} per minibatch")
+        table.add_row("", lines["source"])
+        ratio = sample.power_ratio
+        table.add_row("observed", "" if ratio is None else f"{ratio:.0%} of the expected power")
+    degrees, throttled = sample.temperature_c, sample.throttled
+    table.add_row("temperature", "not reported by this board" if degrees is None else f"{degrees:.1f} degrees C")
+    table.add_row(
+        "throttled",
+        "not counted by this board" if throttled is None else f"{count_of(throttled, 'time')} while watched",
+    )
+    for what, text in ({} if kept is None else kept.lines()).items():
+        table.add_row(what, Text(text))
+    if warning is not None:
+        table.add_row("warning", Text(warning, style="bold red"))
+    return table
+
+
+def _bars(recent: deque[float | None]) -> str:
+    """Return recent power as bars from 0 W to the highest sample, with gaps for missing samples."""
+    highest = max((power_w for power_w in recent if power_w is not None), default=0.0) or 1.0
+    top = len(_BARS) - 1
+    return "".join(" " if power_w is None else _BARS[round(max(power_w, 0.0) / highest * top)] for power_w in recent)
+
+
+# --- Doctor -----------------------------------------------------------------------------------------------------------
+# `wattfleet agent doctor`: check this machine, and advise on problems.
+
+_STYLES = {"ok": "green", "limited": "yellow", "absent": "yellow", "fails": "bold red"}
+
+
+def doctor(
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    socket: Annotated[Path, typer.Option(help="Unix socket where the agent serves Flower's ClientApp.")] = Path(
+        DEFAULT_SOCKET
+    ),
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            help="Check the key and the certificate in this folder. Default: the folder"
+            f" {IDENTITY_DIRECTORY} in the state directory.",
+            show_default=False,
+        ),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check everything that the agent needs and suggest fixes, without changing anything.
+
+    The exit code is 1 if something must be fixed. A machine without a power meter exits with 0, but joins no rounds.
+    """
+    from edge_agent.devices.selection import folder_of_device
+    from edge_agent.diagnosis import diagnose
+    from wattfleet_io.systemd import running_code
+
+    folder = folder_of_device(device, state_dir)
+    findings = list(
+        diagnose(
+            device,
+            lambda: open_named(device, state_dir),
+            state_dir,
+            folder,
+            socket,
+            running_code(),
+            identity or state_dir / IDENTITY_DIRECTORY,
+        )
+    )
+    levels = {finding.level for finding in findings}
+    if json_:
+        works = levels.isdisjoint({"absent", "fails"})
+        print_json({"works": works, "findings": [asdict(finding) for finding in findings]})
+    else:
+        _print_findings(findings)
+    if "fails" in levels:
+        raise typer.Exit(1)
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    from rich.text import Text
+
+    from wattfleet_io.tables import FittingTable, columns, texts
+
+    table = FittingTable(columns("topic", "level", texts("found")), has_headings=False)
+    for finding in findings:
+        found = Text(finding.found)
+        if finding.advice:
+            found.append(f"\n-> {finding.advice}", style="dim")
+        table.add(finding.topic, Text(finding.level, style=_STYLES[finding.level]), found)
+    console = terminal()
+    console.print(table)
+    counts = {level: sum(finding.level == level for finding in findings) for level in _STYLES}
+    summary = ", ".join(f"{count} {level}" for level, count in counts.items() if count)
+    if counts["fails"]:
+        verdict, style = "The agent cannot run here", "bold red"
+    elif counts["absent"]:
+        verdict, style = "The agent can run here, but joins no rounds until the absent parts are added", "bold yellow"
+    else:
+        verdict, style = "The agent can run here", "bold"
+    console.print(f"\n{verdict}: {summary}.", style=style)

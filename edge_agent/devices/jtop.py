@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_agent.devices.device import Activity, Conditions, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
-from edge_agent.devices.physical import PhysicalBoard
+from edge_agent.devices.host import PhysicalBoard
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import ModeArray, PowerMode
 from wattfleet_io.clock import Clock

@@ -8,10 +8,17 @@ from itertools import chain
 from pathlib import Path
 
 from edge_agent.devices.device import Knobs, ModeNotAppliedError
-from edge_agent.devices.jetson.cpu import CpuSettings
-from edge_agent.devices.jetson.knob_files import noting
-from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, Argument, NvpmodelConf, NvpmodelMode, parse_conf
-from edge_agent.devices.jetson.presets import is_cpu_clock, limited, preset_mode
+from edge_agent.devices.jetson.knobs import CpuSettings, noting
+from edge_agent.devices.jetson.nvpmodel_conf import (
+    SYSTEM_CONF,
+    Argument,
+    NvpmodelConf,
+    NvpmodelMode,
+    is_cpu_clock,
+    limited,
+    parse_conf,
+    preset_mode,
+)
 from edge_agent.devices.sysfs import JetsonSettings, SysfsDevice, as_numbers
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError

@@ -6,15 +6,13 @@ from pathlib import Path
 
 from edge_agent.devices.device import Device
 from edge_agent.devices.host import HostDevice
-from edge_agent.devices.jetson.identity import is_jetson
+from edge_agent.devices.jetson.board import is_jetson
 from edge_agent.devices.jtop import open_jtop
-from edge_agent.devices.meters.nvml import open_nvml
+from edge_agent.devices.meters import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
-from edge_agent.devices.virtual.live_simulated import LiveSimulatedDevice
-from edge_agent.devices.virtual.replay import ReplayDevice
-from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.simulated import LiveSimulatedDevice, ReplayDevice, SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
 from wattfleet.errors import InvalidInputError

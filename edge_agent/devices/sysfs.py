@@ -8,22 +8,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from edge_agent.devices.device import Activity, Conditions, Knobs, ModeNotAppliedError, Provenance
-from edge_agent.devices.jetson.cpu import Cpu, CpuSettings
-from edge_agent.devices.jetson.fan import Fan
-from edge_agent.devices.jetson.gpu import Gpu
-from edge_agent.devices.jetson.identity import identify
-from edge_agent.devices.jetson.knob_files import Step, noting
-from edge_agent.devices.jetson.memory import Memory, MemorySettings
-from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfError, parse_conf
-from edge_agent.devices.jetson.presets import preset_mode
-from edge_agent.devices.jetson.rails import BoardPower
-from edge_agent.devices.jetson.thermal import read_conditions
-from edge_agent.devices.meters.polled_meter import PolledMeter
-from edge_agent.devices.physical import PhysicalBoard
+import numpy as np
+
+from edge_agent.devices.device import Activity, Conditions, Device, Knobs, ModeNotAppliedError, Provenance
+from edge_agent.devices.host import PhysicalBoard
+from edge_agent.devices.jetson.board import BoardPower, identify, read_conditions
+from edge_agent.devices.jetson.knobs import Cpu, CpuSettings, Fan, Gpu, Memory, MemorySettings, Step, noting, within
+from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfError, parse_conf, preset_mode
+from edge_agent.devices.meters import PolledMeter
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode
+from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode, array_to_modes, modes_to_array
 from wattfleet_io.clock import Clock
 from wattfleet_io.programs import RunProgram
 
@@ -344,3 +339,73 @@ def as_numbers(knobs: Knobs) -> dict[str, int]:
         if not re.fullmatch(r"-?\d+", value):
             raise InvalidInputError(f"cannot restore {name}: {value!r} is not a number")
     return {name: int(value) for name, value in knobs.items()}
+
+
+# --- Mode names -------------------------------------------------------------------------------------------------------
+# Power modes on the command line: four numbers, or the name of a preset.
+
+_FORM = "cores,CPU kHz,GPU Hz,memory Hz"
+
+
+def mode_argument(mode: PowerMode) -> str:
+    """Return a mode as a command-line argument, such as `12,2201600,1300500000,3199000000`."""
+    return ",".join(map(str, mode))
+
+
+def presets_of(device: Device) -> Mapping[str, PowerMode]:
+    """Return the named modes of a device.
+
+    A Jetson has the modes of NVIDIA's configuration, a simulated board the modes shipped for its kind. A limit that is
+    not in the board's table is rounded down to the next frequency in it.
+    """
+    if isinstance(device, SysfsDevice):
+        return device.presets
+    known = BOARDS.get(device.board_kind)
+    if known is None:
+        return {}
+    space = known.space
+    return {
+        name: PowerMode(
+            preset.cores,
+            within(space.cpu_khz, preset.cpu_khz),
+            within(space.gpu_hz, preset.gpu_hz),
+            within(space.mem_hz, preset.mem_hz),
+        )
+        for name, preset in known.presets.items()
+    }
+
+
+def parse_mode(device: Device, text: str) -> PowerMode:
+    """Parse a mode given on the command line.
+
+    Args:
+        device: the device that must offer the mode.
+        text: four numbers such as `12,2201600,1300500000,3199000000`, or the name of a preset.
+
+    Raises:
+        InvalidInputError: the text is neither, or the device does not offer the mode. The message names the nearest
+            mode.
+    """
+    presets = presets_of(device)
+    if text in presets:
+        return presets[text]
+    if not re.fullmatch(r"\d+(,\d+){3}", text):
+        choices = f", or one of the presets {', '.join(presets)}" if presets else ""
+        example = mode_argument(array_to_modes(device.modes[-1:])[0])
+        raise InvalidInputError(f"unknown mode {text!r}; use {_FORM}, such as {example}{choices}")
+    mode = PowerMode(*map(int, text.split(",")))
+    if not (device.modes == modes_to_array([mode])).all(axis=1).any():
+        raise InvalidInputError(
+            f"{device.board_kind} does not offer the mode {text} ({_FORM}); its nearest mode is"
+            f" {mode_argument(nearest(device.modes, mode))}"
+        )
+    return mode
+
+
+def nearest(modes: ModeArray, mode: PowerMode) -> PowerMode:
+    """Return the one of `[n, 4]` modes that is nearest to a mode in log distance."""
+    # Avoid log(0); every real setting is at least 1.
+    wanted = np.log(np.maximum(modes_to_array([mode]), 0.5))
+    distance = np.abs(np.log(modes) - wanted).sum(axis=1)
+    place = int(distance.argmin())
+    return array_to_modes(modes[place : place + 1])[0]

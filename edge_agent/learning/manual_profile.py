@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_agent.devices.device import Device
-from edge_agent.devices.meters.power_now import power_now_mw
+from edge_agent.devices.meters import power_now_mw
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import most_modes
 from edge_agent.learning.profiling_plan import Progress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader, require_same_device
-from edge_agent.profiling.journal_records import Discarded, ModeRecord
+from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, ModeRecord, require_same_device
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
-from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.profiling.stored_profile import WorkloadFolders
 from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload, WorkloadFacts, require_workload_name

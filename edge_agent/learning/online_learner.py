@@ -7,35 +7,194 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edge_agent.devices.device import Device
-from edge_agent.learning.fitted_modes import Beside, FittedModes, Mask, alone
-from edge_agent.learning.fitting import Fitted, Fitting, OpenFittingTo
+from edge_agent.learning.fitting import Beside, Fitted, FittedModes, Fitting, Mask, OpenFittingTo, alone
 from edge_agent.learning.fitting_process import FittingFailedError
-from edge_agent.learning.granted_modes import draws_at_most, exceeds_grant, fastest_within, keeps_within
-from edge_agent.learning.observation import Observed
-from edge_agent.learning.offered_batches import OfferedBatches
 from edge_agent.learning.profiling_plan import BATCH, Progress, profile_device
-from edge_agent.learning.short_trainings import ShortTrainings
-from edge_agent.profiling.excluded_modes import ExcludedModes
-from edge_agent.profiling.journal import Journal
-from edge_agent.profiling.journal_records import Renewal, RoundRecord
+from edge_agent.profiling.journal import Journal, Renewal, RoundRecord, require_above_zero
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
-from edge_agent.profiling.measuring_time import measuring_s
-from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from edge_agent.profiling.mode_measurement import DEFAULT_SETTINGS, ExcludedModes, measuring_s
 from edge_agent.profiling.profiled_workload import StoppedError
+from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.profiling.stored_profile import own_rows
-from edge_agent.workloads.step import OpenSteps
+from edge_agent.workloads.loading import OpenSteps
 from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, ModeArray, PowerMode, Profile, Workload, array_to_modes
+from wattfleet.modes import BatchOptions, Measurement, ModeArray, PowerMode, Profile, Workload, array_to_modes
 from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
-from wattfleet_proto.preset_point import MAX_PRESETS, PresetPoint
+from wattfleet_proto.device_state import MAX_PRESETS, PresetPoint
 
 _log = logging.getLogger(__name__)
+
+
+# --- Observation ------------------------------------------------------------------------------------------------------
+# The observation of one round's training, from which the predictor learns.
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The observation of a round's training.
+
+    Attributes:
+        mode: the mode in force.
+        epoch_s: seconds per epoch at the pace of steady minibatches, without the warm-up.
+        power_w: mean power while training, without the warm-up, W.
+        is_shared: whether the training waited for requests that the device answered meanwhile. If so, its time and
+            power are not those of a training alone, which the predictor needs.
+        first_minibatch_s: seconds from the start until the first minibatch had ended, with the app's preparations; None
+            if the app has not reported it.
+
+    Raises:
+        InvalidInputError: the time or the power is not finite and above 0.
+    """
+
+    mode: PowerMode
+    epoch_s: float
+    power_w: float
+    is_shared: bool = False
+    first_minibatch_s: float | None = None
+
+    def __post_init__(self) -> None:
+        require_above_zero(epoch_s=self.epoch_s, power_w=self.power_w)
+
+
+# --- Short trainings --------------------------------------------------------------------------------------------------
+# Remembers trainings too short to measure a mode in: they are observed in their own mode instead.
+
+# Other modes may take less time, so measuring is tried again after this number of trainings of the same length.
+_OBSERVED = 4
+
+
+class ShortTrainings:
+    """Remembers which trainings of a workload ended before a mode was measured."""
+
+    def __init__(self) -> None:
+        """Start with no short trainings."""
+        self._minibatches, self._left = 0.0, 0
+
+    def note(self, minibatches: float) -> None:
+        """Note that a training with this number of minibatches ended before a mode was measured."""
+        self._minibatches, self._left = minibatches, _OBSERVED
+
+    def is_too_short(self, minibatches: float) -> bool:
+        """Return whether a training of this length, in minibatches, should be observed instead."""
+        if minibatches <= DEFAULT_SETTINGS.fewest_minibatches:  # the first one does not count
+            return True
+        if minibatches > self._minibatches or not self._left:
+            return False
+        self._left -= 1
+        return True
+
+
+# --- Granted modes ----------------------------------------------------------------------------------------------------
+# Decides which modes keep within the watts of a grant, by a device's predictions.
+
+# For a running training, a slightly lower certainty than in plans is enough. Otherwise, facts of little importance,
+# such as two loader workers, would lower the modes of most first rounds, and lose their observations.
+_KEPT_QUANTILE = POWER_QUANTILE - 0.02
+# Tolerance for rounding: a plan's watts are sums and differences, so a mode may seem to exceed them by a last digit.
+_ROUNDING = 1e-9
+
+
+def draws_at_most(predicted: Prediction, power_limit_w: float) -> bool:
+    """Return whether a mode is expected to draw no more than the watts of a grant.
+
+    Args:
+        predicted: the prediction for this one mode.
+        power_limit_w: watts reserved for the device.
+    """
+    return _power_w(predicted) <= power_limit_w
+
+
+def keeps_within(predicted: Prediction, power_limit_w: float) -> bool:
+    """Return whether a mode keeps within the watts of a grant with a probability of 93 %.
+
+    Plans demand 95 % (`POWER_QUANTILE`).
+
+    Args:
+        predicted: the prediction for this one mode.
+        power_limit_w: watts reserved for the device.
+    """
+    return bool(predicted.power_mw_quantile(_KEPT_QUANTILE)[0] <= _most_mw(power_limit_w))
+
+
+def fastest_within(front: Front, power_limit_w: float) -> PowerMode | None:
+    """Return the fastest mode of a front that keeps within the watts of a grant; None if no mode does."""
+    (affordable,) = np.nonzero(front.planned_w * 1e3 <= _most_mw(power_limit_w))
+    return front.mode(int(affordable[0])) if len(affordable) else None
+
+
+def exceeds_grant(mode: PowerMode, predicted: Prediction, power_limit_w: float) -> InvalidInputError:
+    """Return the error for a granted mode that is expected to draw more than its grant allows."""
+    return InvalidInputError(
+        f"the mode {mode.label()} is predicted to draw {_power_w(predicted):.1f} W, more than the limit of"
+        f" {power_limit_w:.1f} W: check that agent and coordinator use the same front"
+    )
+
+
+def _power_w(predicted: Prediction) -> float:
+    return float(predicted.power_mw[0]) / 1e3
+
+
+def _most_mw(power_limit_w: float) -> float:
+    return power_limit_w * 1e3 * (1 + _ROUNDING)
+
+
+# --- Offered batches --------------------------------------------------------------------------------------------------
+# Determines which batch sizes a plan may choose for a workload: those announced, unless its app ignores the choice.
+
+
+class OfferedBatches:
+    """The batch sizes of one workload.
+
+    Args:
+        options: the announced batch sizes; None for no choice.
+    """
+
+    def __init__(self, options: BatchOptions | None) -> None:
+        self._announced = options
+        self._are_ignored = False
+
+    @property
+    def offered(self) -> BatchOptions | None:
+        """The batch sizes that a plan may choose; None if the app ignores the choice."""
+        return None if self._are_ignored else self._announced
+
+    def announced(self, options: BatchOptions | None) -> None:
+        """Store the batch sizes that the coordinator announced.
+
+        If they have changed, they are tried with the app again.
+        """
+        if options != self._announced:
+            self._announced, self._are_ignored = options, False
+
+    def loader_seen(self, known: KnownWorkload, batch: int | None, takes_planned_batch: bool) -> None:
+        """Note whether an app trains with the batch size chosen by its plan.
+
+        Args:
+            known: what is known of the workload, with the planned batch size.
+            batch: the app's batch size, samples; None if the app does not report it.
+            takes_planned_batch: whether the app has queried the batch size chosen by its plan, and trains with it.
+        """
+        planned = known.workload.facts.batch
+        if takes_planned_batch:
+            self._are_ignored = False
+        elif known.workload.choice is not None and batch != planned:
+            _log.warning(
+                "the app trains with %s instead of batches of %d samples: its plans will not choose a batch size; to "
+                "let them, use"
+                " `wattfleet_flower.planned_loader` or `planned_work` in the app",
+                "batches of unknown size" if batch is None else f"batches of {batch:,} samples",
+                planned,
+            )
+            self._are_ignored = True
+
+
+# --- Online learner ---------------------------------------------------------------------------------------------------
 
 
 def most_modes(journal: Journal, limit: int) -> int:

@@ -5,19 +5,82 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, Fitting
-from edge_agent.profiling.excluded_modes import ExcludedModes
-from edge_agent.profiling.journal import Journal
-from edge_agent.profiling.journal_records import MethodRecord, Renewal
+from edge_agent.profiling.journal import Journal, MethodRecord, Renewal
+from edge_agent.profiling.mode_measurement import ExcludedModes, measuring_s
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.workloads.step import OpenSteps
-from wattfleet.choosing import ProfilingMethod, SamplingSettings, descending_modes, search_within_budgets
-from wattfleet.modes import ModeArray, PowerMode, Profile, array_to_modes, modes_to_array
+from edge_agent.workloads.loading import OpenSteps
+from wattfleet.choosing import (
+    MEASURED_LOSSES,
+    Advice,
+    BoardFigures,
+    ProfilingMethod,
+    SamplingSettings,
+    WorkloadChanges,
+    compare_methods,
+    descending_modes,
+    search_within_budgets,
+)
+from wattfleet.choosing import descending_modes as descending
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import BOARDS, ModeArray, PowerMode, Profile, Task, array_to_modes, modes_to_array
+from wattfleet.prediction import Artefact, restore_predictor
+
+# --- Method advice ----------------------------------------------------------------------------------------------------
+# Predicts from a reference what profiling would cost on a board, and recommends a profiling method.
+
+
+def board_figures(
+    reference: Artefact, board_kind: str, modes: ModeArray, minibatch_ms: float | None = None
+) -> BoardFigures:
+    """Predict a board before anything is measured.
+
+    Args:
+        reference: the predictor to transfer from.
+        board_kind: the board, such as `agx-orin`; the reference is adapted to it if it is known.
+        modes: `[n, 4]` modes of the board.
+        minibatch_ms: milliseconds of the workload's minibatch in the board's highest mode; all predicted times are
+            scaled to it. None uses the workload of the reference.
+
+    Raises:
+        InvalidInputError: the reference is for another task, or a number is out of range.
+        CorruptReferenceError: the reference is damaged.
+    """
+    facts = reference.details.facts
+    if facts is not None and facts.task is not Task.TRAINING:
+        raise InvalidInputError(f"the reference is for {facts.task}: choose a reference for training")
+    predicted = restore_predictor(reference, BOARDS.get(board_kind)).predict(modes)
+    if minibatch_ms is not None:
+        if not 0 < minibatch_ms < float("inf"):
+            raise InvalidInputError(f"--minibatch-ms must be finite and above 0, not {minibatch_ms:g}")
+        highest = int((modes == descending(modes)[0]).all(axis=1).argmax())
+        scaled = predicted.minibatch_ms * (minibatch_ms / predicted.minibatch_ms[highest])
+        predicted = replace(predicted, minibatch_ms=np.asarray(scaled))
+    return BoardFigures(modes, predicted, measuring_s(modes, predicted.minibatch_ms))
+
+
+def advised_profile(board: BoardFigures, training_h: float, changes: WorkloadChanges, budgets: int) -> Advice:
+    """Return the advice for a profile to be measured now.
+
+    Args:
+        board: the board.
+        training_h: hours of all training planned.
+        changes: how often the workload changes during these hours.
+        budgets: number of budgets known in advance.
+
+    Raises:
+        InvalidInputError: a number is out of range.
+    """
+    losses = [loss for loss in MEASURED_LOSSES if loss.limit != 0]
+    return compare_methods(board, training_h, changes, budgets or None, losses)
+
+
+# --- Profiling plan ---------------------------------------------------------------------------------------------------
 
 BATCH = 3
 """Modes measured between two fits; on a board, fitting and predicting all modes takes about a second."""

@@ -8,10 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_agent.learning.reference_choice import named_reference, reference_of
-from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference, references_of
-from edge_agent.profiling.stored_profile import MeasuredProfile, chosen_workload, read_predictor, read_profile
-from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.learning.transfer import (
+    Transfer,
+    keep_predictor,
+    keep_reference,
+    named_reference,
+    reference_of,
+    references_of,
+)
+from edge_agent.profiling.stored_profile import (
+    MeasuredProfile,
+    WorkloadFolders,
+    chosen_workload,
+    read_predictor,
+    read_profile,
+)
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, array_to_modes
 from wattfleet.prediction import Artefact, Predictor, RooflinePredictor

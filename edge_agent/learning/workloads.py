@@ -13,13 +13,12 @@ from weakref import WeakValueDictionary
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.profiling.known_workload import UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError
-from edge_agent.profiling.stored_profile import read_predictor
-from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.profiling.stored_profile import WorkloadFolders, read_predictor
 from edge_agent.settings import WorkloadSettings
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import MeasuredUnit, Workload
 from wattfleet.prediction import Artefact
-from wattfleet_proto.session_limits import MAX_SHARED_MODES
+from wattfleet_proto.limits import MAX_SHARED_MODES
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from wattfleet.modes import (
     Workload,
     WorkloadFacts,
 )
-from wattfleet_proto.loader_limits import MAX_MINIBATCHES_PER_EPOCH
+from wattfleet_proto.limits import MAX_MINIBATCHES_PER_EPOCH
 
 UNNAMED = "unnamed"
 """The workload of a run that does not name one, as apps before protocol 2.1."""

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 from edge_agent.devices.device import Device
 from edge_agent.profiling.known_workload import UNNAMED
-from edge_agent.workloads.loading import SHIPPED, Processor
+from edge_agent.workloads.loading import SHIPPED, OpenSteps, Processor, Step, StepTimes
 from edge_agent.workloads.process import workload_steps
-from edge_agent.workloads.step import OpenSteps, Step, StepTimes
 from wattfleet.errors import InvalidInputError
 
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TypeVar
 
 from edge_agent.devices.device import Device, DutyNotKeptError, ModeNotAppliedError, require_in_force
-from edge_agent.profiling.disturbance import DisturbedError, OverloadedError, wait_until_cool
-from edge_agent.profiling.journal import Journal
-from edge_agent.profiling.journal_records import Discarded, ModeRecord
+from edge_agent.profiling.journal import Discarded, Journal, ModeRecord
 from edge_agent.profiling.mode_measurement import (
     DEFAULT_SETTINGS,
+    DisturbedError,
     MeasurementError,
     ModeMeasurement,
+    OverloadedError,
     ProfilerSettings,
+    is_cool,
+    level_mw,
+    wait_until_cool,
 )
-from edge_agent.profiling.settling import level_mw
-from edge_agent.workloads.step import Step
+from edge_agent.workloads.loading import Step, StepTimes
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import PowerMode
+from wattfleet_io.version import wait_for_gpu
+from wattfleet_io.wrapped_loader import timed_batches
 
 _log = logging.getLogger(__name__)
 
@@ -154,3 +161,238 @@ def _finished(measurement: ModeMeasurement, step: Step) -> ModeRecord:
     while (record := measurement.minibatch_ended(step())) is None:
         pass
     return record
+
+
+# --- Productive profiler ----------------------------------------------------------------------------------------------
+# Productive profiling: measures modes during an app's own training, so that no work is wasted.
+
+Batch = TypeVar("Batch")
+
+
+class ProductiveProfiler:
+    """Measures one mode after another during a training, then restores the training's own mode.
+
+    The training continues even if a measurement fails. A measurement that is disturbed, whose power does not settle, or
+    whose mode does not take effect, is journalled as discarded. The training's own mode is then restored. The mode is
+    tried again once the board is cool, up to the number of attempts in the settings. A pass over the data may be too
+    short for a measurement: then the measurement and its mode continue in the next pass. A measurement that the end of
+    a longer pass interrupts starts again at the next `begin`.
+
+    Args:
+        device: the board.
+        modes: modes to measure, in this order; those in the journal are skipped.
+        journal: the journal for the records.
+        settings: how long to measure each mode.
+        fits: whether there is time left to measure a mode; asked before its measurement.
+        why_none: why there is no mode to measure, for people; empty if there is one.
+
+    Attributes:
+        measured: number of modes measured so far.
+        discarded: number of measurements discarded so far.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        modes: Iterable[PowerMode],
+        journal: Journal,
+        settings: ProfilerSettings = DEFAULT_SETTINGS,
+        fits: Callable[[PowerMode], bool] = lambda mode: True,
+        why_none: str = "",
+    ) -> None:
+        self._device = device
+        self._journal = journal
+        self._settings = settings
+        self._fits = fits
+        self._pending = journal.remaining(modes)
+        self.measured = self.discarded = 0
+        self._attempts = 0
+        self._temperature_known = False
+        self._measurement: ModeMeasurement | None = None
+        self._has_begun = self._spans_pass = False
+        self._own_mode: PowerMode | None = None
+        self._held = ExitStack()
+        self._why_none = why_none
+
+    @property
+    def measuring(self) -> bool:
+        """Whether there is another mode to measure."""
+        return bool(self._pending)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the first measurement of the training was not finished."""
+        return self._has_begun and not self.measured and not self.discarded
+
+    @property
+    def why_none_measured(self) -> str:
+        """Why no mode was measured in this training, for people; empty if one was, or if this is not known."""
+        if self.measured:
+            return ""
+        if self.discarded:
+            return "every measurement was disturbed; the agent's log has the reasons"
+        return "the training is too short to measure one" if self.is_cut_off else self._why_none
+
+    def profiled(
+        self, loader: Iterable[Batch], finish_step: Callable[[], None] = wait_for_gpu
+    ) -> Generator[Batch, None, None]:
+        """Yield the batches of `loader` and measure modes while the caller trains on them.
+
+        Close the generator when leaving early: its end restores the training's own mode.
+
+        Args:
+            loader: yields minibatches.
+            finish_step: waits until the caller's work on a minibatch is done; for a virtual board, its `step`.
+
+        Raises:
+            ModeNotAppliedError: the training's own mode cannot be restored.
+        """
+        self.begin()
+        try:
+            yield from timed_batches(
+                loader,
+                lambda: self.measuring,
+                lambda times: self.minibatch_ended(StepTimes(times.fetch_stall_ms, times.compute_ms)),
+                finish_step,
+                self._device.clock.now_s,
+            )
+        finally:
+            self.pause()
+
+    def begin(self) -> None:
+        """Start, or continue after a pause, in the training's own mode or the one being measured.
+
+        Raises:
+            ModeNotAppliedError: the first mode did not take effect, and the training's own cannot be restored.
+        """
+        self._spans_pass = True
+        if self._measurement is not None:
+            self._measurement.resume()
+        elif self._pending and self._own_mode is None:
+            self._has_begun = True
+            self._own_mode = self._device.current_mode()
+            self._held.enter_context(self._device.measuring())
+            self._measure_next()
+
+    def begin_no_further(self) -> None:
+        """Complete the measurement in progress, and begin no other one."""
+        self._pending = self._pending[:1] if self._measurement is not None else []
+
+    def minibatch_ended(self, times: StepTimes, ended_s: float | None = None) -> bool:
+        """Record the end of a minibatch; when a measurement is complete, apply the next mode.
+
+        Args:
+            times: the parts of its time.
+            ended_s: when it ended, device-clock seconds; None for now.
+
+        Returns:
+            Whether the mode has changed since the minibatch.
+
+        Raises:
+            ModeNotAppliedError: the training's own mode cannot be restored.
+            JournalError: the measurement could not be written; earlier ones are intact.
+        """
+        if self._measurement is None:
+            return self._measure_once_cool()
+        try:
+            record = self._measurement.minibatch_ended(times, ended_s)
+        except (DisturbedError, MeasurementError, ModeNotAppliedError) as error:
+            measurement = self._measurement
+            measurement.stop()
+            self._measurement = None
+            self._spans_pass = False
+            overloaded = isinstance(error, OverloadedError)
+            self._discard(
+                Discarded(measurement.mode, str(error), measurement.minibatches, measurement.seconds, overloaded)
+            )
+            return True
+        if record is None:
+            return False
+        # The app has been training for a while, so its first minibatch in this mode has no warm-up.
+        self._journal.append(replace(record, first_minibatch_ms=None))
+        self.measured += 1
+        self._spans_pass = False
+        self._leave()
+        self._measure_next()
+        return True
+
+    def pass_ended(self) -> bool:
+        """End a pass over the data. If it was too short for a measurement, that continues in the next pass.
+
+        Returns:
+            Whether the training's own mode is restored.
+
+        Raises:
+            ModeNotAppliedError: that mode did not take effect.
+        """
+        if self._measurement is not None and self._spans_pass:
+            return False
+        self.pause()
+        return True
+
+    def pause(self) -> None:
+        """Pause or end measuring: restore the training's own mode.
+
+        Raises:
+            ModeNotAppliedError: that mode did not take effect.
+        """
+        measurement, self._measurement = self._measurement, None
+        try:
+            if measurement is not None:
+                measurement.stop()
+        finally:
+            self._rest()
+
+    def _measure_next(self) -> None:
+        while self._pending and not self._fits(self._pending[0]):
+            self._leave()
+        if not self._pending:
+            self._rest()
+            return
+        begin_s = self._device.clock.now_s()
+        try:
+            self._measurement = ModeMeasurement(self._device, self._pending[0], self._settings)
+        except DutyNotKeptError as error:
+            # The mode itself is fine: it is measured once requests leave enough time.
+            _log.info("mode %s cannot be measured now: %s", self._pending[0].label(), error)
+            self._leave()
+            self._measure_next()
+        except ModeNotAppliedError as error:
+            self._discard(Discarded(self._pending[0], str(error), 0, self._device.clock.now_s() - begin_s))
+        else:
+            self._temperature_known |= self._measurement.temperature_known
+
+    def _measure_once_cool(self) -> bool:
+        temperature_c = self._device.conditions().temperature_c
+        cool = is_cool(temperature_c, self._settings.limits, self._temperature_known)
+        if not cool or not self._pending or self._own_mode is None:
+            return False
+        self._measure_next()
+        return True
+
+    def _discard(self, discarded: Discarded) -> None:
+        self._journal.append(discarded)
+        self.discarded += 1
+        self._attempts += 1
+        if self._attempts >= self._settings.limits.attempts:
+            _log.warning("skipping mode %s: %s, %d attempts", discarded.mode.label(), discarded.reason, self._attempts)
+            self._leave()
+        if self._own_mode is not None:
+            self._device.apply(self._own_mode)
+        if not self._pending:
+            self._rest()
+
+    def _leave(self) -> None:
+        self._measurement = None
+        self._attempts = 0
+        del self._pending[0]
+
+    def _rest(self) -> None:
+        """Release the fan and restore the training's own mode."""
+        own, self._own_mode = self._own_mode, None
+        try:
+            self._held.close()
+        finally:
+            # Restore the mode even if the fan cannot be released.
+            if own is not None:
+                self._device.apply(own)

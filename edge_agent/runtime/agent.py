@@ -4,62 +4,189 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import uuid
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge_agent.devices.device import Device
-from edge_agent.devices.virtual.span_file import SpanFile, record_work
+from edge_agent.devices.virtual.simulated import SpanFile, record_work
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.exporter import AgentFigures, DeviceFacts
 from edge_agent.paths import (
     INSTALLATION_FILE,
     OUTBOX_FILE,
     REVOKED_FILE,
     SERVED_FILE,
     SESSION_FILE,
+    SUPERNODE_DIRECTORY,
     WELCOME_FILE,
     WORK_FILE,
 )
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.runtime.app_trainings import AppTrainings
-from edge_agent.runtime.board_sampler import BoardSampler
 from edge_agent.runtime.device_service import DeviceService
-from edge_agent.runtime.installation import installation_name
-from edge_agent.runtime.own_metrics import OwnMetrics
-from edge_agent.runtime.supernode_update import update_supernode_folder
+from edge_agent.runtime.states import BoardSampler, StateReporter
 from edge_agent.runtime.unix_socket import require_own_socket, serve_socket
-from edge_agent.serving.device_turns import DeviceTurns
-from edge_agent.serving.duty_device import DutyDevice
-from edge_agent.serving.duty_file import DutyFile
-from edge_agent.serving.duty_planning import DutyPlanning
+from edge_agent.serving.device_turns import DeviceTurns, ServedSpan
+from edge_agent.serving.duty_figures import DutyFile
+from edge_agent.serving.duty_planning import DutyPlanning, InferenceMeasuring
 from edge_agent.serving.duty_process import keep_duty_in_process
 from edge_agent.serving.duty_service import DutyServicer
-from edge_agent.serving.inference_measuring import InferenceMeasuring
-from edge_agent.serving.inference_rows import InferenceRows
-from edge_agent.serving.served_spans import ServedSpan
-from edge_agent.serving.serving_board import ServingBoard
-from edge_agent.serving.simulated_duty import SWITCH_MS, measure_inference, require_simulated, simulated_duty
+from edge_agent.serving.inference import InferenceRows
+from edge_agent.serving.serving_board import (
+    SWITCH_MS,
+    DutyDevice,
+    ServingBoard,
+    measure_inference,
+    require_simulated,
+    simulated_duty,
+)
 from edge_agent.serving.turns import Kind
-from edge_agent.session.certificate_keeper import CertificateKeeper
-from edge_agent.session.connection import connects_to
+from edge_agent.session.certificate_keeper import CertificateKeeper, RevokedCertificates, connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
 from edge_agent.session.outbox import Outbox, OutboxFile
-from edge_agent.session.revoked_certificates import RevokedCertificates
-from edge_agent.session.status import SessionNews
+from edge_agent.session.status import LatestWelcome, SessionNews, WelcomeFile
 from edge_agent.settings import AgentSettings, DeviceSettings
-from edge_agent.training.knob_backup import backed_up
+from edge_agent.training.mode_change import backed_up
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.atomic_files import require_own_folder
+from wattfleet_identity.identity_folder import read_identity
+from wattfleet_identity.supernode_folder import update_supernode
+from wattfleet_io.atomic_files import (
+    close_to_others,
+    make_state_folder,
+    read_regular_file,
+    replace_file,
+    require_own_folder,
+)
 from wattfleet_io.clock import VirtualClock
 from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.convert import kept_duty_to_message, provenance_to_message
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import duty_pb2, session_pb2
-from wattfleet_proto.version import own_version
 
 _log = logging.getLogger(__name__)
+
+
+# --- Own metrics ------------------------------------------------------------------------------------------------------
+# Serves the agent's own metrics if the settings name an address for them.
+
+
+_ANSWER_S = 5.0
+"""A scrape fails if the agent's event loop does not answer within this time."""
+
+
+@dataclass(frozen=True)
+class OwnMetrics:
+    """The metrics of one running agent; all of its parts belong to one event loop."""
+
+    settings: AgentSettings
+    device: Device
+    session: CoordinatorSession
+    outbox: Outbox
+    sampler: BoardSampler
+    turns: DeviceTurns
+    reporter: StateReporter
+    revoked: RevokedCertificates
+
+    def served(self) -> AbstractAsyncContextManager[str | None]:
+        """Serve the metrics within this context. Yields their URL, or None if the settings name no address.
+
+        Raises:
+            InvalidInputError: the address is in use or does not exist, or would be served as plaintext where that is
+                not allowed.
+        """
+        address = self.settings.metrics.address
+        if address is None:
+            return nullcontext()
+        # Imported here, since the HTTP and Prometheus libraries take memory.
+        from edge_agent.exporter import metrics_served
+
+        facts = DeviceFacts(self.settings.device.id, self.device.board_kind, self.device.provenance)
+        loop = asyncio.get_running_loop()
+        return metrics_served(
+            self.settings,
+            address,
+            facts,
+            lambda: asyncio.run_coroutine_threadsafe(self._figures(), loop).result(_ANSWER_S),
+            self.revoked.is_revoked,
+        )
+
+    async def _figures(self) -> AgentFigures:
+        reporter, session = self.reporter, self.session
+        return AgentFigures(
+            self.sampler.latest,
+            reporter.state,
+            reporter.profiled_modes,
+            reporter.modes_to_measure,
+            session.connected,
+            self.outbox.waiting,
+            reporter.trainings,
+            session.grants.training_w,
+            self.turns.kept_duty(),
+        )
+
+
+# --- Installation -----------------------------------------------------------------------------------------------------
+# The random name of this installation, which distinguishes it from another one with the same device id.
+
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+def installation_name(path: Path) -> str:
+    """Read the name from a file; if there is none, create one and store it.
+
+    If the name cannot be stored, the agent uses it for this run only. After a restart, the coordinator then takes the
+    agent for another device with the same id, until the old session has expired.
+
+    Other users may not enter the folder. One in which an earlier version has created the name is closed to them.
+
+    Args:
+        path: the file; its folder is created.
+    """
+    if path.exists():
+        close_to_others(path.parent)
+    try:
+        stored = read_regular_file(path).decode("ascii").strip()
+        if _NAME.fullmatch(stored):
+            return stored
+        _log.error("%s: holds no installation name; creating a new one", path)
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        _log.error("%s: cannot be read (%s); creating a new installation name", path, error)
+    name = uuid.uuid4().hex
+    try:
+        make_state_folder(path.parent)
+        replace_file(path, f"{name}\n".encode())
+    except OSError as error:
+        _log.error("%s: cannot be written: %s", path, error.strerror)
+    return name
+
+
+# --- Supernode update -------------------------------------------------------------------------------------------------
+# Keeps the folder of the device's SuperNode up to date: its certificates and the addresses of SuperLink and agent.
+
+
+def update_supernode_folder(settings: AgentSettings) -> None:
+    """Update the SuperNode's folder, after the agent's start or after a renewal of its certificate.
+
+    If that fails, the failure is logged and the SuperNode continues with the old contents.
+    """
+    folder = settings.device.state_dir / SUPERNODE_DIRECTORY
+    try:
+        identity = read_identity(settings.identity_folder)
+        if identity is not None:
+            update_supernode(folder, identity, str(settings.device.socket.absolute()))
+    except (OSError, WattfleetError) as error:
+        _log.warning("the folder of Flower's SuperNode, %s, is not up to date: %s", folder, error)
+
+
+# --- Agent ------------------------------------------------------------------------------------------------------------
 
 
 async def run_agent(

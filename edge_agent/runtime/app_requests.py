@@ -5,17 +5,65 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from edge_agent.runtime.app_answers import AppAnswers
-from edge_agent.session.grants import Grants
-from edge_agent.session.held_grant import Grant
-from edge_agent.workloads.step import StepTimes
+import grpc
+
+from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.learning.fitting_process import FittingFailedError
+from edge_agent.profiling.journal import JournalError
+from edge_agent.runtime.peer_credentials import PeerNotAllowedError
+from edge_agent.serving.duty_service import TooManyAppsError
+from edge_agent.session.grants import Grant, Grants, NoGrantError
+from edge_agent.training.training import PowerNotReadError
+from edge_agent.workloads.loading import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_proto.message_sizes import MAX_ID_CHARACTERS, MAX_PLAN_ID_CHARACTERS
+from wattfleet_io.tasks import run_uncancelled, stop_tasks
+from wattfleet_proto.error_boundary import StatusTable
+from wattfleet_proto.limits import MAX_ID_CHARACTERS, MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import local_pb2
+
+# --- App answers ------------------------------------------------------------------------------------------------------
+# Queues the agent's answers to an app, so that a training never waits for an app that does not read them.
+
+
+class AppAnswers:
+    """A queue of the answers to one app."""
+
+    def __init__(self) -> None:
+        """Start with an empty queue."""
+        self._waiting: asyncio.Queue[local_pb2.TrainResponse | None] = asyncio.Queue()
+
+    def put(self, answer: local_pb2.TrainResponse) -> None:
+        """Queue an answer; it is sent as soon as the app reads."""
+        self._waiting.put_nowait(answer)
+
+    async def wait_until_read(self) -> None:
+        """Wait until the app has read all queued answers.
+
+        Do so before reading the next request: this keeps the queue short.
+        """
+        await self._waiting.join()
+
+    async def run(self, work: Callable[[AppAnswers], Coroutine[Any, Any, None]]) -> AsyncGenerator[Any, None]:
+        """Run a training in its own task; yield its answers, then raise its error if it failed.
+
+        If the app disconnects, the training is cancelled, and this generator ends only after the training has.
+        """
+        working = asyncio.create_task(work(self), name="training of an app")
+        working.add_done_callback(lambda _: self._waiting.put_nowait(None))
+        try:
+            while (answer := await self._waiting.get()) is not None:
+                yield answer
+                self._waiting.task_done()
+            working.result()
+        finally:
+            await run_uncancelled(stop_tasks(working))
+
+
+# --- App requests -----------------------------------------------------------------------------------------------------
 
 # Limits on what an app may send: the agent runs as root and the app does not.
 _MAX_MINIBATCHES = 10_000  # in one report; an app reports several times a second
@@ -174,3 +222,31 @@ def _is_finish(requested: asyncio.Future[local_pb2.TrainRequest]) -> bool:
     """Return whether a request has arrived and is a Finish."""
     arrived = requested.done() and not requested.cancelled() and requested.exception() is None
     return arrived and requested.result().HasField("finish")
+
+
+# --- Socket errors ----------------------------------------------------------------------------------------------------
+# The errors that the agent's sockets return, and their gRPC statuses.
+
+
+class BusyError(WattfleetError):
+    """The device cannot train now."""
+
+
+class OwnerOnlyError(WattfleetError):
+    """Only the agent's own user may do this: run the command as that user."""
+
+
+STATUS: StatusTable = {
+    PeerNotAllowedError: grpc.StatusCode.PERMISSION_DENIED,
+    OwnerOnlyError: grpc.StatusCode.PERMISSION_DENIED,
+    InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
+    ModeNotAppliedError: grpc.StatusCode.ABORTED,
+    PowerNotReadError: grpc.StatusCode.UNAVAILABLE,
+    BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TooManyAppsError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    NoGrantError: grpc.StatusCode.FAILED_PRECONDITION,
+    StreamEndedError: grpc.StatusCode.ABORTED,
+    AppNotStoppingError: grpc.StatusCode.ABORTED,
+    JournalError: grpc.StatusCode.INTERNAL,
+    FittingFailedError: grpc.StatusCode.INTERNAL,
+}

@@ -15,31 +15,30 @@ from edge_agent.learning.profiling_plan import Progress
 from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import REFERENCES_DIRECTORY, TRUST_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
-from edge_agent.runtime.app_trainings import AppTrainings
+from edge_agent.runtime.app_trainings import AppTrainings, RequestedWork
 from edge_agent.runtime.device_trainings import DeviceTrainings
 from edge_agent.runtime.readiness import Readiness, prepare_device
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
-from edge_agent.runtime.requested_work import RequestedWork
-from edge_agent.runtime.state_reporter import StateReporter
-from edge_agent.runtime.states import ModeMeasured, PreparationRestarted
+from edge_agent.runtime.states import ModeMeasured, PreparationRestarted, StateReporter
 from edge_agent.serving.device_turns import DeviceTurns
-from edge_agent.serving.duty_planning import DutyPlanning
-from edge_agent.serving.inference_measuring import InferenceMeasuring
-from edge_agent.session.accepted_references import AcceptedReferences
-from edge_agent.session.connection import Connect
+from edge_agent.serving.duty_planning import DutyPlanning, InferenceMeasuring
+from edge_agent.session.certificate_keeper import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.latest_welcome import LatestWelcome, announces_workloads, references_of, takes_no_front
-from edge_agent.session.reference_trust import ReferenceTrust
-from edge_agent.session.references import ReferenceRefusedError, remove_old_references
+from edge_agent.session.references import (
+    AcceptedReferences,
+    ReferenceRefusedError,
+    ReferenceTrust,
+    remove_old_references,
+)
+from edge_agent.session.status import LatestWelcome, announces_workloads, references_of, takes_no_front
 from edge_agent.settings import AgentSettings
 from edge_agent.training.training import TrainingWatch
 from wattfleet.errors import CorruptReferenceError, WattfleetError
 from wattfleet.modes import PowerMode
-from wattfleet_io.backoff import Backoff
 from wattfleet_io.console import plain_text
-from wattfleet_io.tasks import background_task, run_uncancelled, stop_tasks
+from wattfleet_io.tasks import Backoff, background_task, run_uncancelled, stop_tasks
 from wattfleet_proto.device_state import DeviceState
-from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
+from wattfleet_proto.limits import MAX_REASON_LENGTH
 from wattfleet_proto.v1 import session_pb2
 
 Result = TypeVar("Result")

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_agent.devices.device import Device
-from edge_agent.devices.mode_names import presets_of
-from edge_agent.learning.fitted_modes import NoFrontError, alone
-from edge_agent.learning.fitting import Fitting
+from edge_agent.devices.sysfs import presets_of
+from edge_agent.learning.fitting import Fitting, InferenceFitting, NoFrontError, alone
 from edge_agent.learning.fitting_process import fitting_process
-from edge_agent.learning.inference_fitting import InferenceFitting
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.profiling_plan import Progress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, usable_references
@@ -24,10 +22,10 @@ from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, r
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, built_in_workload
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.profiling.stored_profile import WorkloadFolders
 from edge_agent.serving.duty_planning import DutyPlanning
 from edge_agent.settings import AgentSettings
-from edge_agent.workloads.step import OpenSteps
+from edge_agent.workloads.loading import OpenSteps
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
 from wattfleet.prediction import Artefact
@@ -40,7 +38,7 @@ from wattfleet_proto.convert import (
     presets_to_messages,
     workload_to_message,
 )
-from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
+from wattfleet_proto.limits import MAX_REASON_LENGTH
 from wattfleet_proto.v1 import power_pb2, session_pb2
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from edge_agent.learning.profiling_plan import Progress
 from edge_agent.learning.workloads import Workloads
 from edge_agent.profiling.profiled_workload import StoppedError
-from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import (
     Action,
     Decision,
@@ -19,6 +18,7 @@ from edge_agent.runtime.states import (
     ModeMeasured,
     PreparationRestarted,
     ProfileEnded,
+    StateReporter,
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.settings import RecoverySettings

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.serving.device_turns import DeviceTurns
-from edge_agent.serving.turn_pace import TurnPace
-from edge_agent.serving.turns import Kind
+from edge_agent.serving.turns import Kind, TurnPace
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.console import plain_text
 from wattfleet_io.tasks import background_task

@@ -3,22 +3,127 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
+from pathlib import Path
 
 import grpc
 
-from edge_agent.session.connection import channel_to
-from wattfleet.errors import WattfleetError
-from wattfleet_identity.endpoint import Endpoint, require_identity
-from wattfleet_identity.handshakes import HandshakeError
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_identity.channels import Endpoint, HandshakeError, require_identity, why_refused
 from wattfleet_identity.renewal import TIMEOUT_S, RenewalSchedule, refusal, renewal_request, store_renewed
+from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
 from wattfleet_io.clock import utc_now
-from wattfleet_proto.v1 import enrolment_pb2_grpc
+from wattfleet_io.parsing import parse_json
+from wattfleet_proto.v1 import enrolment_pb2_grpc, session_pb2_grpc
 
 _log = logging.getLogger(__name__)
+
+
+# --- Connection -------------------------------------------------------------------------------------------------------
+# Connections to the coordinator: every attempt opens a new one, with the identity that is then on disk.
+
+
+# A long-lived channel retries at gRPC's own intervals, up to two minutes apart, and keeps using a dead connection.
+# Channels that exist at the same time must share neither backoff nor connection.
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+
+Connect = Callable[[], AbstractAsyncContextManager["session_pb2_grpc.SessionServiceAsyncStub"]]
+"""Opens a new connection to the coordinator; leaving the context closes it.
+
+It raises a `HandshakeError` if the identity cannot be used, or client and coordinator do not accept each other.
+"""
+
+
+def connects_to(endpoint: Endpoint) -> Connect:
+    """Return a function that opens connections to a coordinator."""
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[session_pb2_grpc.SessionServiceAsyncStub]:
+        async with channel_to(endpoint) as channel:
+            yield session_pb2_grpc.SessionServiceStub(channel)
+
+    return connect
+
+
+@asynccontextmanager
+async def channel_to(endpoint: Endpoint) -> AsyncIterator[grpc.aio.Channel]:
+    """Open a new channel.
+
+    Raises:
+        HandshakeError: the identity cannot be used, or client and coordinator do not accept each other.
+    """
+    try:
+        opened = endpoint.async_channel(_OPTIONS)
+    except InvalidInputError as error:
+        raise HandshakeError(str(error)) from None
+    try:
+        async with opened as channel:
+            yield channel
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and _is_handshake(error.details() or ""):
+            refused = await asyncio.to_thread(why_refused, endpoint)
+            if refused is not None:
+                raise refused from None
+        raise
+
+
+def _is_handshake(details: str) -> bool:
+    """Return whether gRPC's text may describe a failed handshake rather than an unreachable coordinator."""
+    return any(words in details for words in ("Socket closed", "handshake", "verification check"))
+
+
+# --- Revoked certificates ---------------------------------------------------------------------------------------------
+# The viewers and operators who may no longer read the metrics, also while the coordinator is unreachable.
+
+
+class RevokedCertificates:
+    """The revoked certificates that the coordinator has named last.
+
+    Args:
+        path: stores them; None keeps them in memory only.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._serials = frozenset[str]()
+        if path is None:
+            return
+        try:
+            self._serials = frozenset(map(str, parse_json(read_regular_file(path))["serials"]))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.error("%s: cannot be read (%s); the coordinator sends it again", path, error)
+
+    def receive(self, serials: Iterable[str]) -> None:
+        """Replace them by those that the coordinator names now; a failure to store them is logged."""
+        received = frozenset(serials)
+        if received == self._serials:
+            return
+        self._serials = received
+        if self._path is None:
+            return
+        try:
+            make_state_folder(self._path.parent)
+            replace_file(self._path, json.dumps({"serials": sorted(received)}).encode() + b"\n")
+        except OSError as error:
+            _log.error(
+                "%s: cannot be written: %s; after a restart, revoked viewers may read until the coordinator is reached",
+                self._path,
+                error.strerror,
+            )
+
+    def is_revoked(self, serial: str) -> bool:
+        """Return whether a certificate was revoked, by its serial number; called from any thread."""
+        return serial in self._serials
+
+
+# --- Certificate keeper -----------------------------------------------------------------------------------------------
 
 _LONGEST_WAIT_S = 3600.0
 """Longest time between two checks, s: the date may be set and an identity may appear at any moment."""

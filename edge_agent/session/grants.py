@@ -5,20 +5,221 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
-from edge_agent.session.held_grant import Grant, HeldGrant, Measuring
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import require_workload_name
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.modes import PowerMode, require_workload_name
 from wattfleet_io.clock import boot_time_s
 from wattfleet_io.tasks import with_timeout
 from wattfleet_proto.convert import mode_from_message, phase_to_message
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
+from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS
+from wattfleet_proto.names import is_to_measure, plan_in_words
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
+
+
+# --- Held grant -------------------------------------------------------------------------------------------------------
+# The grant that a device holds: a pure state machine, whose caller passes the time.
+#
+# Its counterpart in the coordinator is `coordinator/state/rounds/grants.py`.
+
+
+# A coordinator that restarts grants only plans in flight again. These are among the newest, since a run has one at a
+# time and overdue ones are abandoned.
+_MOST_OVER = 1000
+
+
+class NoGrantError(WattfleetError):
+    """The coordinator has granted no watts for a training, so it may not begin."""
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """The limits of the measurements in a training that is run in order to measure.
+
+    Attributes:
+        modes: the most modes to measure; 0 to learn only the facts of the app's loader.
+        longest_s: seconds after which no further measurement begins.
+    """
+
+    modes: int
+    longest_s: float
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The power that the device may draw beyond idling, for its training of one plan.
+
+    Attributes:
+        grant_id: the grant's name in confirmations.
+        plan_id: the plan's name.
+        mode: the power mode to train in; None if the training has to stop or may not begin.
+        power_limit_w: watts that the device may draw.
+        longest_s: maximum duration of the training, s.
+        workload: the workload's name; empty if the run does not name it.
+        batch: batch size chosen by the plan, samples; 0 if the plan chose none.
+        measuring: limits of a training that is run in order to measure; None for a training of a round.
+        planned_s: seconds that the round is planned to take; 0 if unknown.
+    """
+
+    grant_id: int
+    plan_id: str
+    mode: PowerMode | None
+    power_limit_w: float
+    longest_s: float
+    workload: str = ""
+    batch: int = 0
+    measuring: Measuring | None = None
+    planned_s: float = 0.0
+
+
+class HeldGrant:
+    """The grant in force, and a newer one that the device has not yet put in force.
+
+    All grants of a plan together serve one training. A restarted coordinator may not know that this training is over,
+    and grant it again, although other plans have come in between. Such a grant is over when it arrives; the next lease
+    states this, and the coordinator frees the watts.
+
+    A grant lapses when its lifetime has passed since the agent sent the last message with which the coordinator renewed
+    it. Before the first renewal, this is the last message that the coordinator answered before it sent the grant. A
+    lapsed grant cannot be renewed.
+
+    Attributes:
+        in_force: the grant that limits the device; None before the first.
+        phase: how far the training of the grant has progressed.
+        lapses_s: when the grant lapses, in seconds of the caller's clock.
+    """
+
+    def __init__(self) -> None:
+        """Start without a grant."""
+        self.in_force: Grant | None = None
+        self.phase = GrantPhase.OVER
+        self.lapses_s = -float("inf")
+        self._newest: Grant | None = None
+        # The newest plans whose trainings are over, or were stopped or lapsed before they began.
+        self._over: deque[str] = deque(maxlen=_MOST_OVER)
+        self._next_lapses_s = -float("inf")
+        self._began_s = 0.0
+        self._stop_reason: str | None = None
+
+    def receive(self, grant: Grant) -> None:
+        """Store a grant from the coordinator; a training in progress has to put it in force with `apply`."""
+        self.lapses_s = self._next_lapses_s
+        if self.phase is GrantPhase.TRAINING:
+            self._newest = grant
+        else:
+            self._put_in_force(grant)
+
+    def welcome(self, sent_s: float, lifetime_s: float) -> None:
+        """Note that the coordinator has answered a Hello, which starts the lifetime of the grants that follow.
+
+        An earlier grant is not renewed: the coordinator may have replaced it with one that did not arrive.
+
+        Args:
+            sent_s: when the Hello was sent.
+            lifetime_s: how long grants last after that.
+        """
+        self._next_lapses_s = sent_s + lifetime_s
+
+    def renew(self, sent_s: float, lifetime_s: float, now_s: float) -> None:
+        """Renew the grant after the coordinator has acknowledged a lease that names it.
+
+        Args:
+            sent_s: when the lease was sent.
+            lifetime_s: how long the grant lasts after that.
+            now_s: the current time.
+        """
+        self.lapse(now_s)
+        self._next_lapses_s = sent_s + lifetime_s
+        if self.phase is not GrantPhase.TRAINING or now_s < self.lapses_s:  # a lapsed grant cannot be renewed
+            self.lapses_s = self._next_lapses_s
+
+    def lapse(self, now_s: float) -> None:
+        """Drop a grant that has lapsed before its training began."""
+        if self.phase is GrantPhase.WAITING and now_s >= self.lapses_s:
+            self.phase = GrantPhase.OVER
+
+    def may_begin(self, plan_id: str, now_s: float) -> bool:
+        """Return whether the training of a plan may begin."""
+        return self.awaits_training(now_s) and self.in_force is not None and self.in_force.plan_id == plan_id
+
+    def awaits_training(self, now_s: float) -> bool:
+        """Whether a granted training has not begun yet."""
+        self.lapse(now_s)
+        return self.phase is GrantPhase.WAITING
+
+    def begin(self, plan_id: str, now_s: float) -> Grant:
+        """Begin the training of a plan, and return its grant.
+
+        Raises:
+            NoGrantError: there is no grant, a training has already used it, or it has lapsed.
+        """
+        if not self.may_begin(plan_id, now_s) or self.in_force is None:
+            run_id = plan_id.rpartition("/")[0]
+            what = plan_in_words(plan_id, run_id) if is_to_measure(plan_id) else f"the training of round {plan_id}"
+            raise NoGrantError(
+                f"the coordinator has granted no watts for {what}: its plan was abandoned or trimmed, or the agent has"
+                " lost its connection to the coordinator"
+            )
+        self.phase, self._began_s, self._stop_reason = GrantPhase.TRAINING, now_s, None
+        return self.in_force
+
+    def change(self) -> Grant | None:
+        """Return the newest grant, if the training has not yet put it in force."""
+        return self._newest
+
+    def stop(self, reason: str) -> None:
+        """Stop the training for a reason of the device's own, such as its watts or its duty."""
+        self._stop_reason = reason
+
+    def must_stop(self, now_s: float) -> str | None:
+        """Return why the training has to stop now; None if it may continue."""
+        if self.phase is not GrantPhase.TRAINING or self.in_force is None:
+            return None
+        if self._newest is not None and self._newest.plan_id != self.in_force.plan_id:
+            return "the coordinator has withdrawn its watts"
+        if self._newest is not None and self._newest.mode is None:
+            return "its watts were withdrawn: the budget fell, its duty leaves too little time, or its round is over"
+        if now_s >= self.lapses_s:
+            return "the agent could not reach the coordinator for too long"
+        if now_s - self._began_s >= self.in_force.longest_s:
+            return f"it took longer than {self.in_force.longest_s:.0f} s"
+        return self._stop_reason
+
+    def next_check_s(self) -> float:
+        """Return when to check the training again even if nothing is received, in seconds of the caller's clock."""
+        longest_s = self.in_force.longest_s if self.in_force else 0.0
+        return min(self.lapses_s, self._began_s + longest_s)
+
+    def apply(self, grant: Grant) -> None:
+        """Note that the training continues under another grant of its plan."""
+        self.in_force = grant
+        if self._newest is grant:
+            self._newest = None
+
+    def end(self) -> None:
+        """Note that the training has ended and that the device is parked."""
+        if self.phase is not GrantPhase.TRAINING:
+            return
+        self.phase = GrantPhase.OVER
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            self._put_in_force(newest)
+
+    def _put_in_force(self, grant: Grant) -> None:
+        if self.in_force is not None and self.phase is GrantPhase.OVER and self.in_force.plan_id not in self._over:
+            self._over.append(self.in_force.plan_id)
+        is_over = grant.mode is None or grant.plan_id in self._over
+        self.in_force = grant
+        self.phase = GrantPhase.OVER if is_over else GrantPhase.WAITING
+
+
+# --- Grants -----------------------------------------------------------------------------------------------------------
 
 _MIN_LIFETIME_S, _MAX_LIFETIME_S = 1.0, 86_400.0
 # Needed because the event loop's timers do not count the time while the board is suspended.

@@ -10,15 +10,22 @@ from importlib.resources import files
 from pathlib import Path
 
 from edge_agent.devices.selection import is_virtual
-from edge_agent.exporter.protection import is_exposed as metrics_exposed
+from edge_agent.exporter import is_exposed as metrics_exposed
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
 from edge_agent.workloads.loading import Processor, require_workload
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.channels import is_loopback
 from wattfleet_identity.identity_folder import read_identity
 from wattfleet_io.addresses import split_address
-from wattfleet_io.systemd.installation import SETTINGS_FOLDER, UNIT_FOLDER, InstallationPlan, RemovalPlan, unit_of
-from wattfleet_io.systemd.ownership import InstalledCode, Stat
+from wattfleet_io.systemd import (
+    SETTINGS_FOLDER,
+    UNIT_FOLDER,
+    InstallationPlan,
+    InstalledCode,
+    RemovalPlan,
+    Stat,
+    unit_of,
+)
 
 UNIT_FILE = "wattfleet-agent.service"
 """The unit, beside this module."""

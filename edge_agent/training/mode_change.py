@@ -2,15 +2,249 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from edge_agent.devices.device import Device, Knobs, ModeNotAppliedError
-from edge_agent.devices.mode_names import parse_mode
 from edge_agent.devices.nvpmodel import NvpmodelDevice
-from edge_agent.training.knob_backup import BACKUP_FILE, KnobBackup, KnobBackupError
+from edge_agent.devices.sysfs import parse_mode
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
+from wattfleet_io.atomic_files import (
+    make_state_folder,
+    open_regular_file,
+    read_regular_file,
+    remove_file,
+    replace_file,
+    require_own_folder,
+)
+from wattfleet_io.console import plain_text
+from wattfleet_io.parsing import parse_json
+
+# --- Knob backup ------------------------------------------------------------------------------------------------------
+# Backup of a device's knobs: saved to disk before the first change, and restored last.
+#
+# The backup file and a lock file are in a folder of their own for each device. The backup exists as long as the
+# device may be in another mode than its owner's, even if the process is killed. The lock is held as long as a process
+# may change the device.
+
+
+BACKUP_FILE = "device-before.json"
+LOCK_FILE = "device.lock"
+
+_FORMAT = 1
+_MAX_SHOWN = 200
+"""Maximum of characters of a backup's content in an error."""
+
+
+class KnobBackupError(WattfleetError):
+    """The backup of the knobs cannot be written or read."""
+
+
+class DeviceBusyError(WattfleetError):
+    """Another process has locked this device."""
+
+
+@contextmanager
+def backed_up(device: Device, folder: Path, write: Callable[[int, bytes], int] = os.write) -> Iterator[None]:
+    """Lock a device and back up its knobs; restore them at the end of the block.
+
+    A backup left by a killed process is restored first.
+
+    Args:
+        device: the board.
+        folder: the device's own folder; created if missing.
+        write: writes bytes to a file descriptor; tests replace `os.write`.
+
+    Raises:
+        DeviceBusyError: another process has locked the device.
+        KnobBackupError: the folder cannot be used; the device was not touched.
+        InvalidInputError: the backup belongs to another device.
+        ModeNotAppliedError: the knobs cannot be restored; the backup stays on disk.
+    """
+    with KnobBackup.hold(device, folder, write) as backup:
+        backup.restore()
+        backup.save()
+        try:
+            yield
+        finally:
+            backup.restore()
+
+
+class KnobBackup:
+    """The backup of a device that this process has locked; use `hold`, or `backed_up` for the usual sequence of steps.
+
+    Args:
+        device: the board.
+        folder: the folder of the backup file and the lock.
+        write: writes bytes to a descriptor.
+    """
+
+    def __init__(self, device: Device, folder: Path, write: Callable[[int, bytes], int]) -> None:
+        self._device = device
+        self._path = folder / BACKUP_FILE
+        self._write = write
+
+    @classmethod
+    @contextmanager
+    def hold(cls, device: Device, folder: Path, write: Callable[[int, bytes], int] = os.write) -> Iterator[KnobBackup]:
+        """Lock the device against other processes until the block ends.
+
+        Raises:
+            DeviceBusyError: another process has locked the device.
+            KnobBackupError: the folder cannot be used.
+        """
+        with _locked(folder, write):
+            yield cls(device, folder, write)
+
+    def save(self) -> bool:
+        """Save the current knobs, unless there is an older backup.
+
+        Returns:
+            Whether a backup was written.
+
+        Raises:
+            KnobBackupError: it cannot be written, or the older one is damaged; the device must not be changed.
+            InvalidInputError: the older backup belongs to another device.
+        """
+        if self._saved() is not None:
+            return False
+        content = {"kept": _FORMAT, "board_kind": self._device.board_kind, "knobs": dict(self._device.knobs())}
+        try:
+            replace_file(self._path, json.dumps(content, indent=1).encode() + b"\n", self._write)
+        except OSError as error:
+            raise KnobBackupError(
+                f"{self._path}: cannot be written: {error.strerror}; the device was not changed, as it could not be"
+                " restored after a crash"
+            ) from None
+        return True
+
+    def discard(self) -> None:
+        """Remove the backup of a device whose knobs are as before `save`.
+
+        Raises:
+            KnobBackupError: the file cannot be removed.
+        """
+        try:
+            remove_file(self._path)
+        except OSError as error:
+            raise KnobBackupError(
+                f"{self._path}: cannot be removed: {error.strerror}; the device is restored, remove the file yourself"
+            ) from None
+
+    def restore(self) -> bool:
+        """Restore the knobs from the backup and remove it; return whether there was one.
+
+        Raises:
+            KnobBackupError: the file is damaged, or cannot be read or removed.
+            InvalidInputError: it belongs to another device.
+            ModeNotAppliedError: the knobs cannot be restored; the file stays.
+        """
+        knobs = self._saved()
+        if knobs is None:
+            return False
+        try:
+            self._device.restore(knobs)
+        except InvalidInputError as error:
+            reason = plain_text(str(error), _MAX_SHOWN)
+            raise InvalidInputError(f"{self._path}: {reason}; pass the device that this backup is from") from None
+        self.discard()
+        return True
+
+    def _saved(self) -> Knobs | None:
+        try:
+            stored = read_regular_file(self._path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._damaged(error.strerror or str(error)) from None
+        try:
+            content = parse_json(stored)
+            kind, knobs = content["board_kind"], content["knobs"]
+            texts = (kind, *knobs.values())
+            whole = content["kept"] == _FORMAT and all(isinstance(value, str) for value in texts)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            whole = False
+        if not whole:
+            raise self._damaged("it does not contain the knobs of a device")
+        if kind != self._device.board_kind:
+            raise InvalidInputError(
+                f"{self._path}: is the backup of the board {plain_text(kind, _MAX_SHOWN)}, but this is"
+                f" {self._device.board_kind}; pass that device"
+            )
+        restorable: Knobs = knobs
+        return restorable
+
+    def _damaged(self, why: str) -> KnobBackupError:
+        return KnobBackupError(
+            f"{self._path}: is damaged ({why}): set the device's mode yourself, on a Jetson with"
+            " `sudo nvpmodel -m <ID>` or a reboot, and then remove the file"
+        )
+
+
+def holder_of(folder: Path) -> str | None:
+    """Return the id of the process that has locked the device; None if the device is not locked.
+
+    Raises:
+        KnobBackupError: the lock cannot be opened.
+    """
+    path = folder / LOCK_FILE
+    try:
+        descriptor = open_regular_file(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise KnobBackupError(f"{path}: cannot be opened: {error.strerror}") from None
+    try:
+        # A shared lock, released at once, so that two readers do not block each other.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "another process"
+    finally:
+        os.close(descriptor)
+    return None
+
+
+@contextmanager
+def _locked(folder: Path, write: Callable[[int, bytes], int]) -> Iterator[None]:
+    path = folder / LOCK_FILE
+    try:
+        make_state_folder(folder)
+        require_own_folder(folder)
+        descriptor = open_regular_file(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise KnobBackupError(
+            f"{path}: cannot be opened: {error.strerror}; the device was not touched{_remedy(error)}"
+        ) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            raise DeviceBusyError(
+                f"{path}: the device is in use by {f'process {holder}' if holder else 'another process'};"
+                " stop that agent first"
+            ) from None
+        try:
+            # The process id is for error messages only. The lock ends with the process: no cleanup is needed.
+            os.ftruncate(descriptor, 0)
+            write(descriptor, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            raise KnobBackupError(f"{path}: cannot be written: {error.strerror}; the device was not touched") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remedy(error: OSError) -> str:
+    return "; run this as root" if isinstance(error, PermissionError) else ""
+
+
+# --- Mode change ------------------------------------------------------------------------------------------------------
 
 
 def apply_with_backup(

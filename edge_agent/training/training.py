@@ -8,21 +8,127 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
-from edge_agent.devices.device import AppTraining, Device, PowerMeter
-from edge_agent.learning.observation import Observed
+import numpy as np
+
+from edge_agent.devices.device import AppTraining, Device, PowerMeter, PowerTrace
+from edge_agent.learning.online_learner import Observed
 from edge_agent.profiling.journal import JournalError
-from edge_agent.profiling.productive_profiler import ProductiveProfiler
-from edge_agent.session.held_grant import Measuring
-from edge_agent.training.trained_workload import TrainedWorkload
-from edge_agent.training.training_power import MAX_SILENCE_S, MIN_SAMPLES, mean_power_w
-from edge_agent.workloads.step import StepTimes
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from edge_agent.profiling.profiler import ProductiveProfiler
+from edge_agent.session.grants import Measuring
+from edge_agent.workloads.loading import StepTimes
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.modes import PowerMode, Workload
 from wattfleet.prediction import first_minibatch_s, steady_minibatch_s
-from wattfleet_proto.measuring_limits import LONGEST_FACTOR, SURVEY_MODES
+from wattfleet_proto.limits import LONGEST_FACTOR, SURVEY_MODES
 
 _log = logging.getLogger(__name__)
+
+
+# --- Trained workload -------------------------------------------------------------------------------------------------
+# The information on a training's workload that the device needs.
+
+
+class TrainedWorkload(Protocol):
+    """The information on a training's workload that the device needs."""
+
+    @property
+    def paced(self) -> Workload | None:
+        """The workload whose times a virtual board simulates; None for its built-in workload."""
+        ...
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """Minibatches of one pass over the device's data."""
+        ...
+
+    @property
+    def is_length_known(self) -> bool:
+        """Whether that number is the device's own rather than assumed."""
+        ...
+
+    @property
+    def profiled_modes(self) -> int:
+        """Number of modes measured so far."""
+        ...
+
+    @property
+    def first_gcycles(self) -> float:
+        """CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown."""
+        ...
+
+    def predicted_minibatch_s(self, mode: PowerMode) -> float:
+        """Return the predicted seconds of a minibatch in a mode."""
+        ...
+
+    def productive(
+        self, power_limit_w: float, minibatches: float, spare_s: Callable[[], float], own_minibatch_s: float
+    ) -> ProductiveProfiler:
+        """Return the profiler for a training.
+
+        Args:
+            power_limit_w: watts reserved for the device.
+            minibatches: number of minibatches of the training; infinite if unknown.
+            spare_s: returns the seconds that are left for measurements now, beyond the app's own work.
+            own_minibatch_s: seconds that a minibatch takes without measurements; 0 if nobody waits for the app's work.
+        """
+        ...
+
+    def training_was_too_short(self, minibatches: float) -> None:
+        """Note that a training with this number of minibatches ended before a mode was measured."""
+        ...
+
+
+# --- Training power ---------------------------------------------------------------------------------------------------
+# The mean power of a training.
+
+MAX_SILENCE_S = 3.0
+"""A working power meter delivers samples within this time, s."""
+
+MIN_SAMPLES = 2
+"""Minimum number of samples for a mean."""
+
+# With fewer samples, the mean would depend on the moments at which the rails were read.
+_MIN_SHARE_READ = 0.5
+
+
+class PowerNotReadError(WattfleetError):
+    """Too few power samples could be read during the training, so no power is reported."""
+
+
+def mean_power_w(trace: PowerTrace, begun_s: float, ended_s: float) -> float | None:
+    """Return the mean power of a training, W; None if it ended before there were enough samples.
+
+    Args:
+        trace: power samples of the training.
+        begun_s: when the training began, device-clock seconds.
+        ended_s: when it ended.
+
+    Raises:
+        PowerNotReadError: too many samples are missing.
+    """
+    during = trace.at_s >= begun_s
+    # A running board draws power, so 0 W means that the rail was not read.
+    was_read = during & np.isfinite(trace.power_mw) & (trace.power_mw > 0)
+    # A sampler without a new value repeats the last one.
+    read_at_s = np.unique(trace.at_s[was_read])
+    taken, read, lasted_s = int(during.sum()), int(was_read.sum()), ended_s - begun_s
+    silent_s = float(np.diff(read_at_s, prepend=begun_s, append=ended_s).max())
+    enough = len(read_at_s) >= MIN_SAMPLES
+    if not enough and 0 < taken == read and lasted_s < MAX_SILENCE_S:
+        return None
+    # A meter that has stopped leaves a gap instead of missing samples.
+    silent = silent_s > max(MAX_SILENCE_S, (1 - _MIN_SHARE_READ) * lasted_s)
+    if not enough or read < _MIN_SHARE_READ * taken or silent:
+        raise PowerNotReadError(
+            f"power was read only {read} of {taken} times in {lasted_s:.0f} s, with a gap of {silent_s:.0f} s: check"
+            " the power rails"
+        )
+    return float(np.mean(trace.power_mw[was_read])) / 1e3
+
+
+# --- Training ---------------------------------------------------------------------------------------------------------
 
 # Limits on what an app may request, so that seconds per epoch remain usable numbers.
 _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from edge_agent.workloads.loading import Processor
-from edge_agent.workloads.loop import LOADER_WORKERS, train
-from edge_agent.workloads.step import StepTimes
-from edge_agent.workloads.texts import texts
+from edge_agent.workloads.loading import Processor, StepTimes
+from edge_agent.workloads.loop import LOADER_WORKERS, texts, train
 
 _WORDS, _LENGTH, _CLASSES = 30_522, 128, 2
 _WIDTH, _HEADS, _LAYERS = 512, 8, 4

@@ -7,13 +7,40 @@ minibatch, endlessly. On a GPU, it waits for its queued work before it yields.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.named_functions import import_function
+
+# --- Step -------------------------------------------------------------------------------------------------------------
+# One minibatch of a profiled workload.
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The parts of one minibatch's time.
+
+    Attributes:
+        fetch_stall_ms: time that training waited for its data, ms.
+        compute_ms: time that it computed once it had the data, ms.
+    """
+
+    fetch_stall_ms: float
+    compute_ms: float
+
+
+Step = Callable[[], StepTimes | None]
+"""Trains one minibatch and then returns its times; None if it does not measure them."""
+
+OpenSteps = Callable[[], AbstractContextManager[Step]]
+"""Starts a training; leaving the block releases its resources."""
+
+
+# --- Loading ----------------------------------------------------------------------------------------------------------
 
 Processor = Literal["cpu", "cuda"]
 """Where a workload computes."""
@@ -57,7 +84,7 @@ class RunningWorkload:
         if times is not None and not isinstance(times, StepTimes):
             raise InvalidInputError(
                 f"workload {self._spec} yielded a {type(times).__name__}: yield None, or an"
-                " edge_agent.workloads.step.StepTimes"
+                " edge_agent.workloads.loading.StepTimes"
             )
         return times
 

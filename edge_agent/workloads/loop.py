@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from edge_agent.workloads.loading import Processor
-from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.loading import Processor, StepTimes
 from wattfleet.errors import InvalidInputError
 
 LOADER_WORKERS = 4
@@ -90,3 +89,33 @@ def _gpu_time_ms(work: Callable[[], None]) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end))
+
+
+# --- Images -----------------------------------------------------------------------------------------------------------
+# Random images of ImageNet's shape.
+
+CLASSES = 1000
+_SIDE = 224
+
+
+def images() -> SyntheticSamples:
+    """Return random `[3, 224, 224]` images, converted from bytes to numbers around zero like decoded images."""
+    return SyntheticSamples(_image)
+
+
+def _image(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    pixels = torch.randint(256, (3, _SIDE, _SIDE), generator=generator, dtype=torch.uint8)
+    return pixels.float().div(127.5).sub(1), torch.randint(CLASSES, (), generator=generator)
+
+
+# --- Texts ------------------------------------------------------------------------------------------------------------
+# Random texts as word indices.
+
+
+def texts(words: int, length: int, classes: int) -> SyntheticSamples:
+    """Return random texts of `[length]` word indices below `words`, with a class below `classes` for each text."""
+    return SyntheticSamples(partial(_text, words, length, classes))
+
+
+def _text(words: int, length: int, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randint(words, (length,), generator=generator), torch.randint(classes, (), generator=generator)

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from edge_agent.workloads.loading import Processor
-from edge_agent.workloads.loop import LOADER_WORKERS, train
-from edge_agent.workloads.step import StepTimes
-from edge_agent.workloads.texts import texts
+from edge_agent.workloads.loading import Processor, StepTimes
+from edge_agent.workloads.loop import LOADER_WORKERS, texts, train
 
 _WORDS, _LENGTH, _CLASSES = 10_000, 128, 2
 _EMBEDDED, _HIDDEN, _LAYERS = 256, 512, 2

@@ -10,10 +10,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from edge_agent.workloads.images import CLASSES, images
-from edge_agent.workloads.loading import Processor
-from edge_agent.workloads.loop import LOADER_WORKERS, train
-from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.loading import Processor, StepTimes
+from edge_agent.workloads.loop import CLASSES, LOADER_WORKERS, images, train
 
 # Kernel, expanded channels, output channels, squeeze and excite, hard swish, stride: table 1 of the paper.
 _LAYERS = (

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edge_agent.workloads.loading import Processor, open_workload, require_workload
-from edge_agent.workloads.step import OpenSteps, Step, StepTimes
+from edge_agent.workloads.loading import OpenSteps, Processor, Step, StepTimes, open_workload, require_workload
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.child_process import ChildEndedError, ChildProcess, parent_connection
 

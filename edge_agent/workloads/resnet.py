@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from edge_agent.workloads.images import CLASSES, images
-from edge_agent.workloads.loading import Processor
-from edge_agent.workloads.loop import LOADER_WORKERS, train
-from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.loading import Processor, StepTimes
+from edge_agent.workloads.loop import CLASSES, LOADER_WORKERS, images, train
 
 
 def resnet18(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:

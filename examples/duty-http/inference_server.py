@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from torch import Tensor, nn
 
-from wattfleet_proto.local_socket import DEFAULT_SOCKET
+from wattfleet_proto.names import DEFAULT_SOCKET
 from wattfleet_serving import DutyServer, RequestRefusedError
 
 network = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10))

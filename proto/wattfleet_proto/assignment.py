@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.loader_limits import LARGEST_COUNT
+from wattfleet_proto.limits import LARGEST_COUNT
 
 RECORD_KEY = "wattfleet"
 """The record's key in a message's content."""

@@ -13,9 +13,8 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_io.atomic_files import replace_file
 
 if TYPE_CHECKING:
-    from reference_models.proxy.proxy_runs import ProxyPlan, ReportSamples
+    from reference_models.proxy.proxy_runs import ProxyPlan, ProxyRun, ReportSamples
     from reference_models.proxy.proxy_task import ProxyTask
-    from reference_models.proxy.runs_journal import ProxyRun
     from wattfleet.choosing import BatchEfficiency
 
 JOURNAL_FILE = "runs.jsonl"
@@ -77,14 +76,17 @@ def proxy(
 
     from reference_models.proxy.proxy_runs import (
         ProxyPlan,
+        RunEnd,
+        RunLimits,
+        RunsJournal,
         default_evaluate_every,
         efficiency_of,
         require_batches,
+        samples_to_target,
+        stored_evaluate_every,
         train_runs,
     )
-    from reference_models.proxy.runs_journal import RunsJournal, stored_evaluate_every
-    from reference_models.proxy.samples_to_target import RunEnd, RunLimits, samples_to_target
-    from reference_models.proxy.shipped_tasks import load_task
+    from reference_models.proxy.proxy_task import load_task
 
     sizes = _parsed(batches)
     trained = load_task(task)
@@ -94,7 +96,7 @@ def proxy(
         evaluate_every = stored_evaluate_every(out / JOURNAL_FILE) or default_evaluate_every(sizes, samples)
     plan = ProxyPlan(trained, sizes, seeds, RunLimits(target_accuracy, evaluate_every, max_samples), lr_scaling)
 
-    from reference_models.proxy.torch_learner import TorchLearner, default_device
+    from reference_models.proxy.proxy_task import TorchLearner, default_device
 
     device = default_device()
 

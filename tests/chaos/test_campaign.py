@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy import URL
 
 from edge_agent.paths import device_folder
-from edge_agent.training.knob_backup import BACKUP_FILE
+from edge_agent.training.mode_change import BACKUP_FILE
 from tests.chaos.observer import Acknowledged, SiteWatch, StoredFacts, undelivered
 from tests.fakes.flower_process import FACTS, WORKLOAD
 from tests.fakes.process_fleet import OWNERS, FleetFolder, ForkedProcess

@@ -16,7 +16,7 @@ from pathlib import Path
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import PROFILE_FILE, WORKLOADS_DIRECTORY, device_folder
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.knob_backup import BACKUP_FILE
+from edge_agent.training.mode_change import BACKUP_FILE
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.lasting_agent import LOG_FILE, MODE_FILE
 from tests.fakes.polling import until

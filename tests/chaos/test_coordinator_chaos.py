@@ -19,13 +19,14 @@ import grpc
 import pytest
 from sqlalchemy import URL
 
-from edge_agent.session.connection import connects_to
+from edge_agent.session.certificate_keeper import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.fakes.coordinator_process import CoordinatorProcess
 from tests.fakes.fronts import front
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import (
     planning_pb2,
     planning_pb2_grpc,
@@ -34,7 +35,6 @@ from wattfleet_proto.v1 import (
     view_pb2,
     view_pb2_grpc,
 )
-from wattfleet_proto.version import own_version
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 KILLS = int(os.environ.get("CHAOS_KILLS", "3"))

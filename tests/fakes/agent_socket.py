@@ -20,13 +20,12 @@ from edge_agent.learning.transfer import Transfer
 from edge_agent.learning.workloads import Workloads
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
-from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.profiling.stored_profile import WorkloadFolders
 from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.device_trainings import DeviceTrainings
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
-from edge_agent.runtime.state_reporter import StateReporter
-from edge_agent.runtime.states import ProfileEnded
+from edge_agent.runtime.states import ProfileEnded, StateReporter
 from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.grants import Grants
 from edge_agent.settings import RecoverySettings, SessionSettings, WorkloadSettings

@@ -20,9 +20,9 @@ from wattfleet.errors import WattfleetError
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import read_artefact
 from wattfleet_proto.convert import mode_to_message
-from wattfleet_proto.session_limits import MAX_SHARED_MODES
+from wattfleet_proto.limits import MAX_SHARED_MODES
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
-from wattfleet_proto.version import own_version
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 _WITHIN_S = 60.0

@@ -13,10 +13,10 @@ from typing import Any
 from edge_agent.runtime.app_trainings import AppTrainings
 from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.serving.device_turns import DeviceTurns
-from edge_agent.serving.duty_device import DutyDevice
-from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.duty_figures import DutyFile
 from edge_agent.serving.duty_service import DutyServicer
-from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.inference import InferenceRows
+from edge_agent.serving.serving_board import DutyDevice
 from tests.fakes.real_time_board import MODE, RealTimeBoard
 from wattfleet.duties import ConstantArrivals, Duty
 from wattfleet.modes import PowerMode

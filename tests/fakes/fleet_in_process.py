@@ -32,10 +32,10 @@ from tests.fakes.agent_settings import agent_settings
 from tests.fakes.one_run_grid import OneRunGrid
 from tests.fakes.polling import until
 from tests.fakes.served import serving
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_proto.v1 import session_pb2
-from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower_task import be_task
+from wattfleet_simulation.run import CoordinatorView, RunSeen
 
 RUN_ID = 7
 _WITHIN_S = 60.0

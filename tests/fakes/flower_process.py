@@ -29,7 +29,7 @@ from tests.fakes.one_run_grid import OneRunGrid
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import WorkloadFacts
 from wattfleet_flower import PowerAware, power_mode_mod, profiled, until_deadline
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_proto.assignment import OBSERVED_EPOCH_S_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2_grpc
 from wattfleet_simulation.flower_task import be_task

@@ -5,11 +5,10 @@ from __future__ import annotations
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Snapshot, TargetFile, Targets, Timestamp
 
-from coordinator.key_files import load_key
-from coordinator.signed_roles import signed_bytes
+from coordinator.reference_metadata import load_key, signed_bytes
 from tests.fakes.signed_repository import SignedRepository
 from wattfleet.prediction import Artefact
-from wattfleet_proto.signed_references import target_names
+from wattfleet_proto.names import target_names
 
 
 def stranger() -> CryptoSigner:

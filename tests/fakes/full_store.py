@@ -21,7 +21,7 @@ from coordinator.state.records import (
     SupplyOverride,
 )
 from coordinator.store.store import Store
-from coordinator.store.times import OF_DEVICES, OF_RUNS, of_rounds
+from coordinator.store.tables import OF_DEVICES, OF_RUNS, of_rounds
 from tests.fakes.fronts import front
 from tests.fakes.records_to_store import BLANK, comparable_devices, finished_round, planned_round, rounds_of
 from tests.fakes.small_fleet import RUN

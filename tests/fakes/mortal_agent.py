@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.devices import selection
-from edge_agent.devices.mode_names import mode_argument
-from edge_agent.devices.sysfs import SysfsDevice
+from edge_agent.devices.sysfs import SysfsDevice, mode_argument
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.knob_backup import backed_up
+from edge_agent.training.mode_change import backed_up
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.jetson_boards import FakedBoard
 from tests.fakes.jetson_tree import FakedJetson

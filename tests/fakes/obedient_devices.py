@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.state.fleet import Fleet
-from coordinator.state.rounds.device_grant import Grant
+from coordinator.state.rounds.grants import Grant
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 

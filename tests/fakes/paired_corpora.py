@@ -7,7 +7,7 @@ import numpy as np
 from wattfleet.choosing import ServiceLimits
 from wattfleet.modes import BatchArray, ModeArray, Profile, Task, board_named
 from wattfleet.prediction import Prediction
-from wattfleet_evaluation.interleaving_methods.session import PairCorpora
+from wattfleet_evaluation.interleaving_methods import PairCorpora
 
 SPACE = board_named("agx-orin").space.array()
 BATCHES = (1, 4, 16, 32)

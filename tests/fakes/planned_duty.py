@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_agent.learning.fitted_modes import FittedModes
+from edge_agent.learning.fitting import FittedModes
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_planning import DutyPlanning
-from edge_agent.serving.inference_rows import InferenceRows
-from edge_agent.serving.live_times import LiveTimes
+from edge_agent.serving.inference import InferenceRows
+from edge_agent.serving.turns import LiveTimes
 from wattfleet.choosing import Front
 from wattfleet.duties import ConstantArrivals, Duty
 from wattfleet.modes import PowerMode, Profile, Workload, array_to_modes, modes_to_array

@@ -21,10 +21,9 @@ from coordinator.cli.client import CoordinatorClient
 from edge_agent.paths import SUPERNODE_DIRECTORY
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import session_pb2, view_pb2
-from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
-from wattfleet_simulation.flower import HOST, OFFLINE, FlowerDeployment, Node, free_ports
-from wattfleet_simulation.identities import FleetIdentities, enrol_device, enrol_flower
-from wattfleet_simulation.processes import Part, Parts, program
+from wattfleet_simulation.fleet import FleetIdentities, enrol_device, enrol_flower
+from wattfleet_simulation.flower import HOST, OFFLINE, FlowerDeployment, Node, Part, Parts, free_ports, program
+from wattfleet_simulation.run import CoordinatorView, RunSeen
 
 COORDINATOR, SUPERLINK = "coordinator", "superlink"
 _WITHIN_S = 240.0

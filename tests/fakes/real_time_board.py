@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from edge_agent.devices.device import Activity, Conditions, PowerTrace
-from edge_agent.devices.physical import PhysicalBoard
+from edge_agent.devices.host import PhysicalBoard
 from wattfleet.modes import PowerMode, modes_to_array
 from wattfleet_io.clock import VirtualClock
 

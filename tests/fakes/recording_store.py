@@ -11,16 +11,17 @@ from typing import TypeVar
 
 import pytest
 
-from coordinator.state.event_records import EventFilter, EventRecord
+from coordinator.errors import UnstorableRecordError
 from coordinator.state.identity_records import AuditEntry
 from coordinator.state.records import (
     DeviceRecord,
+    EventFilter,
+    EventRecord,
     RoundRecord,
     StoredRecord,
     UnplannedRound,
 )
-from coordinator.store.errors import UnstorableRecordError
-from coordinator.store.times import Times, TimesOf
+from coordinator.store.tables import Times, TimesOf
 from tests.fakes.records_to_store import BLANK, planned_round
 from wattfleet.planning import History
 

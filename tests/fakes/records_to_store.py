@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from coordinator.state.records import DeviceRecord, DeviceResult, ObservedTraining, RoundRecord
-from coordinator.store.loading import StoredState
-from coordinator.store.store import Store
+from coordinator.store.store import Store, StoredState
 from tests.fakes.fronts import columns_of
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 

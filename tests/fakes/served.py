@@ -11,13 +11,14 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.display.view_values import state_word
+from coordinator.display.values import state_word
 from coordinator.server import BoundAddresses, serve
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, RUN_NAME
 from wattfleet.choosing import Front
 from wattfleet_proto.convert import front_to_message, phase_to_message
 from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.names import MAJOR, WORKLOADS_MINOR, own_version
 from wattfleet_proto.v1 import (
     operator_pb2_grpc,
     planning_pb2,
@@ -28,8 +29,7 @@ from wattfleet_proto.v1 import (
     view_pb2,
     view_pb2_grpc,
 )
-from wattfleet_proto.version import MAJOR, WORKLOADS_MINOR, own_version
-from wattfleet_simulation.coordinator_view import RunSeen
+from wattfleet_simulation.run import RunSeen
 
 _WITHIN_S = 20.0
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]

@@ -13,11 +13,9 @@ import grpc
 
 import reference_models
 from coordinator.errors import UnknownRecordError
-from coordinator.key_files import key_of_pem
-from coordinator.reference_metadata import ReferenceMetadata
+from coordinator.reference_metadata import ReferenceMetadata, key_of_pem
 from coordinator.signing_folder import SigningFolder
-from edge_agent.session.accepted_references import AcceptedReferences
-from edge_agent.session.reference_trust import ReferenceStatus, ReferenceTrust, trust_root
+from edge_agent.session.references import AcceptedReferences, ReferenceStatus, ReferenceTrust, trust_root
 from wattfleet.prediction import Artefact
 from wattfleet_proto.v1 import session_pb2
 

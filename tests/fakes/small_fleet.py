@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from coordinator.settings import GrantSettings
+from coordinator.state.agents import Placement
 from coordinator.state.fleet import Fleet
-from coordinator.state.placement import Placement
-from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants
+from coordinator.state.records import NOTHING_STORED, StoredGrants
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
 from wattfleet.planning import Allowance

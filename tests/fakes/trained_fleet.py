@@ -18,8 +18,8 @@ from wattfleet.choosing import Front
 from wattfleet.modes import BOARDS
 from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.names import WORKLOADS_MINOR
 from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
-from wattfleet_proto.version import WORKLOADS_MINOR
 
 DEVICES = {f"{board}-{k}": (board, k) for board in ("agx-orin", "orin-nano") for k in range(1, 5)}
 HOT, THROTTLED, OVER_BUDGET, SLOWEST = "agx-orin-3", "orin-nano-3", "agx-orin-2", "orin-nano-4"

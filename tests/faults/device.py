@@ -6,18 +6,18 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.session.connection import connects_to
+from edge_agent.session.certificate_keeper import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.held_grant import Grant, NoGrantError
+from edge_agent.session.grants import Grant, NoGrantError
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import SessionNews
 from edge_agent.settings import SessionSettings
 from tests.fakes.fronts import front
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_io.tasks import stop_tasks, with_timeout
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import power_pb2, session_pb2
-from wattfleet_proto.version import own_version
 
 WORKLOAD = "faults"
 BOARD = "agx-orin"

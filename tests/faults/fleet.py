@@ -23,7 +23,7 @@ from tests.fakes.served import Client, serving
 from tests.faults.device import BOARD, WORKLOAD, Device, installation_of
 from tests.faults.node_grid import NodeGrid
 from wattfleet_flower import PowerAware
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_identity.identity_folder import write_identity
 from wattfleet_identity.peers import Role
 from wattfleet_proto.v1 import session_pb2, view_pb2

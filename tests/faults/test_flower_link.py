@@ -17,8 +17,7 @@ from tests.fakes.faulty_link import FaultyLink, faulty_link
 from tests.faults.device import EPOCH_S
 from tests.faults.faults import FAULTS, IS_LONG, PARTITION, Fault
 from tests.faults.fleet import REAL, running
-from wattfleet_simulation.flower import FlowerDeployment, Node
-from wattfleet_simulation.processes import Parts
+from wattfleet_simulation.flower import FlowerDeployment, Node, Parts
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 

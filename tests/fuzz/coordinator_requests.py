@@ -13,8 +13,8 @@ from tests.fuzz.hostile_messages import Known
 from tests.fuzz.remote_calls import Valid
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import identity_pb2, operator_pb2, planning_pb2, power_pb2, session_pb2, view_pb2
-from wattfleet_proto.version import own_version
 
 RUN = "4711"
 DEVICES = ("orin", "nano", "xavier")

@@ -18,25 +18,24 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.store.store import Store
 from edge_agent.devices.device import Device
 from edge_agent.devices.jetson.nvpmodel_conf import parse_conf
-from edge_agent.exporter.served_address import read_url
+from edge_agent.exporter import read_url
 from edge_agent.paths import EXPORTER_FILE, PROFILE_FILE, REVOKED_FILE, SESSION_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.stored_profile import read_predictor, read_profile
-from edge_agent.runtime.installation import installation_name
-from edge_agent.session.latest_welcome import WelcomeFile
+from edge_agent.runtime.agent import installation_name
+from edge_agent.session.certificate_keeper import RevokedCertificates
 from edge_agent.session.outbox import Outbox, OutboxFile
-from edge_agent.session.revoked_certificates import RevokedCertificates
-from edge_agent.session.status import read_session_status
+from edge_agent.session.status import WelcomeFile, read_session_status
 from edge_agent.settings import AgentSettings
-from edge_agent.training.knob_backup import BACKUP_FILE, KnobBackup
-from reference_models.proxy.runs_journal import ProxyRun, RunsHeader, RunsJournal, stored_evaluate_every
+from edge_agent.training.mode_change import BACKUP_FILE, KnobBackup
+from reference_models.proxy.proxy_runs import ProxyRun, RunsHeader, RunsJournal, stored_evaluate_every
 from tests.fakes.fronts import front
 from tests.fakes.full_store import fill, served_by
 from tests.fakes.stored_workloads import only_workload
 from wattfleet.budgets import ReadingRule
 from wattfleet.modes import read_profile as read_corpus
 from wattfleet.prediction import read_artefact, restore_predictor
-from wattfleet_io.settings.loading import load
+from wattfleet_io.settings.model import load
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import session_pb2
 

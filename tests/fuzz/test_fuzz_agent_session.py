@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 from google.protobuf.message import Message
 
-from edge_agent.session.connection import connects_to
+from edge_agent.session.certificate_keeper import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.references import reference_of_digest
+from edge_agent.session.status import LatestWelcome, WelcomeFile
 from edge_agent.settings import SessionSettings
 from tests.fakes.coordinator_in_process import REFERENCE, on_loop
 from tests.fakes.fronts import front
@@ -25,10 +25,10 @@ from tests.fuzz.hostile_messages import HostileMessages, Known
 from tests.fuzz.hostile_values import Hostile
 from wattfleet.errors import WattfleetError
 from wattfleet.prediction import Artefact
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import power_pb2, session_pb2
-from wattfleet_proto.version import own_version
 
 PLAN = "7/1"
 KNOWN: Known = {

@@ -19,8 +19,8 @@ from tests.fuzz.coordinator_requests import DEVICES, KNOWN_NODES, RUN, known_val
 from tests.fuzz.remote_calls import HostileCall, Method, methods_of, offered_services
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, power_pb2, session_pb2
-from wattfleet_proto.version import own_version
 
 SERVICES = {
     "wattfleet.v1.SessionService": PolicySettings(name="progress"),

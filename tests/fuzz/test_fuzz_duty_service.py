@@ -16,7 +16,7 @@ from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import eventually
 from tests.fuzz.campaign import Campaign, bounded_memory, service_log
 from tests.fuzz.remote_calls import HostileCall, methods_of
-from wattfleet_proto.local_socket import owner_socket
+from wattfleet_proto.names import owner_socket
 from wattfleet_proto.v1 import duty_pb2
 
 METHODS = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.DutyService"))

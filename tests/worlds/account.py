@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord
-from coordinator.state.rounds.device_grant import DeviceGrant, Grant
+from coordinator.state.rounds.grants import DeviceGrant, Grant
 from tests.worlds.timeouts import CONFIRM_TIMEOUT_S
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_agent.session.held_grant import Grant
+from edge_agent.session.grants import Grant
 from edge_agent.session.outbox import Outbox
 from tests.worlds.agent_state import MemoryFile, OpenGrants, at_once
 from tests.worlds.oracle import PARKING_S

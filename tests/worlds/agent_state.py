@@ -6,8 +6,7 @@ from collections.abc import Coroutine
 from copy import deepcopy
 from typing import Any
 
-from edge_agent.session.grants import Grants
-from edge_agent.session.held_grant import HeldGrant
+from edge_agent.session.grants import Grants, HeldGrant
 from wattfleet_proto.v1 import session_pb2
 
 

@@ -22,7 +22,7 @@ from tests.worlds.workloads import workload_of
 from wattfleet.budgets import InForce
 from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
 from wattfleet.planning import Allowance
-from wattfleet.planning.offers import SITE
+from wattfleet.planning.curves import SITE
 from wattfleet_proto.convert import (
     front_from_message,
     phase_from_message,

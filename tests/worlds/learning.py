@@ -19,8 +19,7 @@ from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
-from edge_agent.profiling.stored_profile import own_rows
-from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.profiling.stored_profile import WorkloadFolders, own_rows
 from edge_agent.runtime.readiness import Readiness
 from edge_agent.settings import WorkloadSettings
 from tests.fakes.scripted_device import ScriptedDevice

@@ -7,13 +7,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_agent.learning.observation import Observed
-from edge_agent.learning.online_learner import OnlineLearner
-from edge_agent.profiling.productive_profiler import ProductiveProfiler
-from edge_agent.runtime.granted_training import GrantedTraining
-from edge_agent.session.held_grant import Grant, Measuring
+from edge_agent.learning.online_learner import Observed, OnlineLearner
+from edge_agent.profiling.profiler import ProductiveProfiler
+from edge_agent.runtime.device_trainings import GrantedTraining
+from edge_agent.session.grants import Grant, Measuring
 from edge_agent.settings import WorkloadSettings
-from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.loading import StepTimes
 from tests.worlds.agent import App, Device
 from tests.worlds.learning import MODES, Board, Learning, Row, physics
 from wattfleet.choosing import Front

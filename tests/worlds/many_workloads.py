@@ -19,7 +19,7 @@ from statistics import median
 from unittest.mock import patch
 
 from coordinator.state.records import RoundRecord
-from coordinator.state.rounds.request import RoundRequest
+from coordinator.state.rounds.ledger import RoundRequest
 from edge_agent.settings import WorkloadSettings
 from tests.worlds.agent import Device
 from tests.worlds.flower import FlowerServer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.state.records import run_of
-from edge_agent.session.held_grant import Grant as AgentGrant
+from edge_agent.session.grants import Grant as AgentGrant
 from tests.worlds.plan_oracle import MOST_TRIED, better_plan, is_on, points_of
 from tests.worlds.timeouts import DRIFT, TICK_S
 from tests.worlds.workloads import workload_of
@@ -21,8 +21,8 @@ PARKING_S = 3.0
 
 if TYPE_CHECKING:
     from coordinator.state.records import RoundRecord
-    from coordinator.state.rounds.device_grant import Grant
-    from coordinator.state.rounds.request import RoundRequest
+    from coordinator.state.rounds.grants import Grant
+    from coordinator.state.rounds.ledger import RoundRequest
     from tests.worlds.agent import Device
     from tests.worlds.timeline import Stream
     from tests.worlds.world import World

@@ -8,7 +8,7 @@ from itertools import combinations
 from statistics import NormalDist
 
 from coordinator.state.records import RoundRecord
-from coordinator.state.rounds.request import RoundRequest
+from coordinator.state.rounds.ledger import RoundRequest
 from wattfleet.choosing import Front
 from wattfleet.planning import SITE, Assignment, History
 from wattfleet.planning.policies import FastestK, RandomK

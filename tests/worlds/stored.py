@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import DeviceOverrides, DeviceRecord, RoundRecord, RunRecord
-from coordinator.state.stored_grants import GivenUpTraining, StoredGrants
+from coordinator.state.records import (
+    DeviceOverrides,
+    DeviceRecord,
+    GivenUpTraining,
+    RoundRecord,
+    RunRecord,
+    StoredGrants,
+)
 from tests.worlds.timeline import Action
 
 if TYPE_CHECKING:
@@ -41,7 +47,7 @@ class Stored:
         return StoredGrants(given_up={each.device_id: each for each in self.given_ups.values() if each.plan_id})
 
     def current(self) -> list[RoundRecord]:
-        """The rounds that are loaded at a start, oldest first, chosen as `coordinator.store.rounds.current` does."""
+        """The rounds that are loaded at a start, oldest first, chosen as `coordinator.store.store.current` does."""
         in_flight = {each.device_id for each in self.grants.given_up.values() if each.plan_id in self.rounds}
         for record in self.rounds.values():
             if record.wall_s is None and not self.runs[record.run_id].finished:

@@ -22,8 +22,7 @@ from tests.worlds.learning_device import LearningDevice
 from tests.worlds.many_workloads import ManyWorkloads
 from tests.worlds.oracle import BrokenPromiseError
 from wattfleet.planning import Curves, Headroom, min_makespan
-from wattfleet.planning.curves import Mask
-from wattfleet.planning.makespan import Allocation
+from wattfleet.planning.curves import Allocation, Mask
 
 # ruff: noqa: SLF001 - mutants break internals
 

@@ -11,10 +11,8 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.flower import FlowerRuns
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import DeviceRecord, RoundRecord
-from coordinator.state.rounds.device_grant import DeviceGrant
-from coordinator.state.rounds.grants import CountedOn, Grants
-from coordinator.state.rounds.pending_grants import PendingGrants
-from edge_agent.session.held_grant import Grant, HeldGrant
+from coordinator.state.rounds.grants import CountedOn, DeviceGrant, Grants, PendingGrants
+from edge_agent.session.grants import Grant, HeldGrant
 from tests.worlds.rules import steps_of
 from tests.worlds.world import run
 from wattfleet.budgets import InForce

@@ -18,10 +18,10 @@ from wattfleet.choosing import (
     KnownModes,
     fastest_within_budget,
 )
-from wattfleet.duties.cycle_limits import CycleLimits
 from wattfleet.duties.queueing import (
     MAX_UTILIZATION,
     ArrivalPattern,
+    CycleLimits,
     Demand,
     latency_at_quantile_ms,
     utilization,

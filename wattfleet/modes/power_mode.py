@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,3 +104,150 @@ class ModeSpace:
     def lowest(self) -> PowerMode:
         """Every knob at its minimum, which is the mode of a parked device."""
         return PowerMode(self.cores[0], self.cpu_khz[0], self.gpu_hz[0], self.mem_hz[0])
+
+
+# --- Boards -----------------------------------------------------------------------------------------------------------
+# The boards that Wattfleet knows, and the values that each of their knobs can take.
+#
+# Sources: NVIDIA's nvpmodel configurations, and its data sheets for the hardware. A real device always reports its
+# own tables; those here serve simulated boards.
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Facts from a board's data sheet about the hardware behind its clocks.
+
+    Attributes:
+        gpu_cores: CUDA cores.
+        mem_bus_bits: width of the memory bus, bits.
+        lowest_preset_w: watts of the lowest of NVIDIA's presets, which scales the board's lowest power.
+    """
+
+    gpu_cores: int
+    mem_bus_bits: int
+    lowest_preset_w: float
+
+
+@dataclass(frozen=True)
+class Board:
+    """A kind of board.
+
+    Attributes:
+        kind: the name on command lines, such as `agx-orin`.
+        title: the product name.
+        space: its power modes.
+        presets: NVIDIA's preset modes by name, as its configurations state them. The device rounds a frequency that
+            is not in its table, so a preset need not be in `space`.
+        hardware: facts from its data sheet.
+    """
+
+    kind: str
+    title: str
+    space: ModeSpace
+    presets: Mapping[str, PowerMode]
+    hardware: Hardware
+
+
+def _ladder_khz(highest_step: int, top: int) -> tuple[int, ...]:
+    """Frequencies from 115,200 kHz in steps of 76,800 up to `highest_step`, then the top frequency."""
+    return (*range(115_200, highest_step + 1, 76_800), top)
+
+
+def _mhz(*values: float) -> tuple[int, ...]:
+    return tuple(round(value * 1e6) for value in values)
+
+
+def _preset(cores: int, cpu_mhz: float, gpu_mhz: float, mem_mhz: float) -> PowerMode:
+    return PowerMode(cores, round(cpu_mhz * 1e3), round(gpu_mhz * 1e6), round(mem_mhz * 1e6))
+
+
+_AGX_ORIN = ModeSpace(
+    cores=tuple(range(1, 13)),
+    cpu_khz=_ladder_khz(2_188_800, 2_201_600),
+    gpu_hz=_mhz(*(114.75 + 102 * k for k in range(12)), 1300.5),
+    mem_hz=_mhz(204, 665.6, 2133, 3199),
+)
+_ORIN_NANO = ModeSpace(
+    cores=tuple(range(1, 7)),
+    cpu_khz=_ladder_khz(1_497_600, 1_510_400),
+    gpu_hz=_mhz(306, 408, 510, 612, 624.75),
+    mem_hz=_mhz(204, 665.6, 2133),
+)
+_ORIN_NX = ModeSpace(
+    cores=tuple(range(1, 9)),
+    cpu_khz=_ladder_khz(1_958_400, 1_984_000),
+    gpu_hz=_mhz(*(306 + 102 * k for k in range(7))),
+    mem_hz=_mhz(204, 665.6, 2133, 3199),
+)
+_XAVIER_AGX = ModeSpace(
+    cores=tuple(range(1, 9)),
+    cpu_khz=tuple(range(115_200, 2_265_601, 76_800)),
+    gpu_hz=_mhz(
+        114.75,
+        216.75,
+        318.75,
+        420.75,
+        522.75,
+        624.75,
+        675.75,
+        828.75,
+        905.25,
+        1032.75,
+        1198.5,
+        1236.75,
+        1338.75,
+        1377,
+    ),
+    mem_hz=_mhz(204, 408, 665.6, 800, 1065.6, 1331.2, 1600, 1866, 2133),
+)
+
+_AGX_ORIN_PRESETS = {
+    "MAXN": _AGX_ORIN.highest,
+    "15W": _preset(4, 1113.6, 420.75, 2133),
+    "30W": _preset(8, 1728, 624.75, 3199),
+    "50W": _preset(12, 1497.6, 828.75, 3199),
+}
+_ORIN_NANO_PRESETS = {
+    "15W": _ORIN_NANO.highest,
+    "7W": _preset(4, 960, 408, 2133),
+}
+_ORIN_NX_PRESETS = {
+    "MAXN": _ORIN_NX.highest,
+    "10W": _preset(4, 1190.4, 612, 2133),
+    "15W": _preset(4, 1651.2, 612, 3199),
+    "25W": _preset(8, 1497.6, 408, 3199),
+}
+_XAVIER_AGX_PRESETS = {
+    "MAXN": _XAVIER_AGX.highest,
+    "10W": _preset(2, 1200, 520, 1065.6),
+    "15W": _preset(4, 1200, 670, 1331.2),
+    "30W": _preset(8, 1200, 900, 1600),
+}
+
+BOARDS: Mapping[str, Board] = {
+    board.kind: board
+    for board in (
+        Board("agx-orin", "Jetson AGX Orin", _AGX_ORIN, _AGX_ORIN_PRESETS, Hardware(2048, 256, 15)),
+        Board("orin-nano", "Jetson Orin Nano 8GB", _ORIN_NANO, _ORIN_NANO_PRESETS, Hardware(1024, 128, 7)),
+        Board("orin-nx", "Jetson Orin NX 16GB", _ORIN_NX, _ORIN_NX_PRESETS, Hardware(1024, 128, 10)),
+        Board("xavier-agx", "Jetson AGX Xavier", _XAVIER_AGX, _XAVIER_AGX_PRESETS, Hardware(512, 256, 10)),
+    )
+}
+
+
+def board_named(kind: str) -> Board:
+    """The board of a kind, such as `agx-orin`.
+
+    Raises:
+        InvalidInputError: the kind is unknown.
+    """
+    if kind not in BOARDS:
+        raise InvalidInputError(f"unknown board kind {kind!r}: choose one of {', '.join(BOARDS)}")
+    return BOARDS[kind]
+
+
+def board_with_modes(modes: ModeArray) -> Board | None:
+    """The board with the fewest modes that offers all of `[n, 4]` modes; None if no known board does."""
+    wanted = array_to_modes(modes)
+    offering = [known for known in BOARDS.values() if all(mode in known.space for mode in wanted)]
+    return min(offering, key=lambda known: len(known.space), default=None)

@@ -1,19 +1,171 @@
-"""Power curves: the least power above idle that each device needs to finish within a given time.
-
-The whole fleet is held in flat arrays, since planning a round evaluates every curve about twenty times.
-"""
+"""Power curves: the least power above idle that each device needs to finish within a time, and what they allow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.choosing import POWER_QUANTILE
-from wattfleet.planning.offers import Offer
+from wattfleet.choosing import MAX_POWER_W, POWER_QUANTILE, Front
+from wattfleet.errors import ImplausibleError, InvalidInputError
 from wattfleet.prediction import normal_quantile
+
+# --- Offers -----------------------------------------------------------------------------------------------------------
+# Offers: the devices that are ready for a round, with their fronts and limits.
+
+
+SITE = "site"
+"""Name of the supply in a fleet that has only one."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One device that is ready for a round.
+
+    Attributes:
+        device_id: the device.
+        front: its predicted front.
+        idle_w: watts that it draws while idle.
+        supply: the supply that feeds it.
+        limit_w: the device's own power limit, W; None if only its supplies limit it.
+        tags: tags that the operator can select it by.
+        batch: samples in a batch that the front holds for; None if they are unknown.
+        profiled_modes: number of modes that the device has measured with the workload; 0 if the front is a prior.
+        is_length_assumed: whether the number of minibatches in the device's epoch is unknown, and the front uses an
+            assumed number.
+    """
+
+    device_id: str
+    front: Front
+    idle_w: float
+    supply: str = SITE
+    limit_w: float | None = None
+    tags: frozenset[str] = frozenset()
+    batch: int | None = None
+    profiled_modes: int = 0
+    is_length_assumed: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.idle_w) and self.idle_w >= 0):
+            raise InvalidInputError(f"{self.device_id}: idle watts must be finite and 0 or more, not {self.idle_w}")
+        if self.idle_w > MAX_POWER_W:
+            raise ImplausibleError(
+                f"{self.device_id}: idle watts must not be more than {MAX_POWER_W:,.0f} W, not {self.idle_w:g} W"
+            )
+        if self.limit_w is not None and not (math.isfinite(self.limit_w) and self.limit_w > 0):
+            raise InvalidInputError(f"{self.device_id}: a device's limit must be above 0 W, not {self.limit_w}")
+
+
+# --- Headroom ---------------------------------------------------------------------------------------------------------
+# Headroom: the power that every supply has left while all of its devices idle.
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """The spare power of nested supplies, and which supplies feed each of `n` devices.
+
+    Attributes:
+        spare_w: `[s]` budget minus idle power of each supply, W. Negative if idling alone exceeds the budget.
+        supply_at: `[levels, n]` index of the supply that feeds each device at each level, sites first; -1 below the
+            device's own supply.
+    """
+
+    spare_w: Values
+    supply_at: Indices
+
+    def of(self, devices: Mask) -> Headroom:
+        """The headroom for a subset of the devices, while the others idle."""
+        return Headroom(self.spare_w, self.supply_at[:, devices])
+
+    def largest_set(self, extra_w: Values, priority: Mask | None = None, stable: bool = True) -> Indices:
+        """The largest set of devices that can train together.
+
+        Taking the devices with the least power is optimal at every level: if a circuit can supply any `k` devices, it
+        can supply the `k` that need the least. The same holds for a site and what its circuits can supply.
+
+        Args:
+            extra_w: `[n]` watts above idle, not negative; infinite for devices that must not be taken.
+            priority: `[n]` devices that are taken before all others.
+            stable: whether to take the first of several devices with the same power, so that the result is the same
+                on every machine. False is faster and gives the same number of devices.
+
+        Returns:
+            `[k]` the devices, priority devices first, each group by ascending power.
+        """
+        order = np.argsort(extra_w, kind="stable" if stable else "quicksort")
+        order = order[np.isfinite(extra_w[order])]
+        if priority is None:
+            return self._fitting(extra_w, order, self.spare_w)
+        before = self._fitting(extra_w, order[priority[order]], self.spare_w)
+        left_w = self.spare_w - self.drawn_w(extra_w, before)
+        return np.concatenate((before, self._fitting(extra_w, order[~priority[order]], left_w)))
+
+    def _fitting(self, extra_w: Values, order: Indices, spare_w: Values) -> Indices:
+        """The devices that fit, if they are taken by ascending power."""
+        for level in self.supply_at[::-1]:
+            supply = level[order]
+            over = (supply >= 0) & (running_sums(extra_w[order], supply) > spare_w[supply])
+            order = order[~over]
+        return order
+
+    def drawn_w(self, extra_w: Values, devices: Indices) -> Values:
+        """`[s]` watts above idle that some devices draw from each supply."""
+        drawn_w = np.zeros(len(self.spare_w))
+        for level in self.supply_at:
+            held = devices[level[devices] >= 0]
+            np.add.at(drawn_w, level[held], extra_w[held])
+        return drawn_w
+
+    def can_supply(self, extra_w: Values, chosen: Mask) -> bool:
+        """Whether the supplies can power these devices together."""
+        drawn_w = self.drawn_w(extra_w, np.flatnonzero(chosen))
+        return bool(self.idle_covered[chosen].all() and (drawn_w <= np.maximum(self.spare_w, 0.0)).all())
+
+    @property
+    def single_device_w(self) -> Values:
+        """`[n]` watts above idle that each device can draw while all others idle."""
+        return np.asarray(np.where(self.supply_at >= 0, self.spare_w[self.supply_at], np.inf).min(axis=0))
+
+    @property
+    def idle_covered(self) -> Mask:
+        """`[n]` whether all supplies of a device cover at least the idle power of their devices."""
+        return np.asarray(self.single_device_w >= 0)
+
+
+def running_sums(values: Values, group: Indices) -> Values:
+    """Cumulative sums of the values within each group."""
+    if len(group) == 0 or (group == group[0]).all():
+        return np.asarray(np.cumsum(values))
+    # A stable sort of small integers takes linear time.
+    by_group = np.argsort(group.astype(np.int16 if group.max() < 2**15 else np.int64), kind="stable")
+    sums = np.cumsum(values[by_group])
+    begins = np.flatnonzero(np.diff(group[by_group], prepend=-2))
+    before = np.concatenate(([0.0], sums))[begins]
+    sums -= np.repeat(before, np.diff(np.append(begins, len(values))))
+    found = np.empty_like(sums)
+    found[by_group] = sums
+    return found
+
+
+# --- Least whole ------------------------------------------------------------------------------------------------------
+# Rounding up numbers of devices.
+
+
+def least_whole(value: float) -> int:
+    """Round up to a whole number, ignoring the rounding errors of binary fractions.
+
+    20 % more than 5 is 6, and 70 % of 10 is 7, although the computed products may be slightly larger.
+    """
+    return math.ceil(round(value, 9))
+
+
+# --- Curves -----------------------------------------------------------------------------------------------------------
+# Power curves: the least power above idle that each device needs to finish within a given time.
+#
+# The whole fleet is held in flat arrays, since planning a round evaluates every curve about twenty times.
 
 TIME_QUANTILE = 0.9
 """Quantile of a device's predicted time that plans use: it takes longer with a probability of 10 %."""
@@ -180,3 +332,99 @@ def _min_of_rest(values: Values, sizes: Indices) -> Values:
     inside = np.arange(grid.shape[1])[None, :] < sizes[:, None]
     grid[inside] = values
     return np.asarray(np.minimum.accumulate(grid[:, ::-1], axis=1)[:, ::-1][inside])
+
+
+# --- Makespan ---------------------------------------------------------------------------------------------------------
+# The exact minimal makespan: the least time in which a number of devices can finish within the supplies' budgets.
+#
+# For a given time, every device needs its lowest-power mode that finishes in time, and the supplies power the most
+# devices if they take those with the least power. This power never rises as the time grows, so bisection over the
+# times of all modes finds the least time (docs/planning.md has the proof).
+
+_FEW = 4096
+_SAMPLE = 31
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The selected devices and the step of each on its power curve.
+
+    Attributes:
+        limit_s: seconds of training within which all selected devices finish.
+        step: `[n]` steps of the selected devices; -1 for all others.
+    """
+
+    limit_s: float
+    step: Indices
+
+
+def min_makespan(curves: Curves, headroom: Headroom, count: int, eligible: Mask, priority: Mask) -> Allocation | None:
+    """The allocation of `count` devices with the least makespan; of fewer if the supplies cannot power as many.
+
+    Args:
+        curves: power curves of all devices.
+        headroom: headroom of the supplies.
+        count: number of devices to select.
+        eligible: `[n]` devices that may be selected.
+        priority: `[n]` devices to select before all others, `count` of them at most.
+
+    Returns:
+        The allocation; None if the supplies cannot power a single device.
+    """
+
+    def largest_set(step: Indices, stable: bool = True) -> Indices:
+        extra_w = np.where(eligible, curves.extra_at(step), np.inf)
+        return headroom.largest_set(extra_w, priority if priority.any() else None, stable)
+
+    low, high = curves.start[:-1] - 1, curves.start[1:] - 1
+    most = largest_set(high)[:count]
+    if not len(most):
+        return None
+    count, priority_count = len(most), int(np.count_nonzero(priority[most]))
+
+    def enough(step: Indices) -> bool:
+        chosen = largest_set(step, stable=False)
+        return len(chosen) >= count and int(np.count_nonzero(priority[chosen])) >= priority_count
+
+    limit_s = _least_time(curves, low, np.where(eligible, high, low), enough)
+    step = curves.steps_within(limit_s)
+    taken = largest_set(step)[:count]
+    chosen = np.full(len(curves), -1, dtype=np.intp)
+    chosen[taken] = step[taken]
+    return Allocation(limit_s, chosen)
+
+
+def _least_time(curves: Curves, low: Indices, high: Indices, enough: Callable[[Indices], bool]) -> float:
+    """The least sufficient time among the times of the steps after `low` up to `high`. `high` must be sufficient.
+
+    Each pivot is the median of a random sample of the times, so it removes about half of them. The number of
+    iterations is logarithmic for any distribution of times, and the list of all times is never sorted.
+    """
+    draw = np.random.default_rng(0)
+    while (left := int((high - low).sum())) > _FEW:
+        counts = np.cumsum(high - low)
+        drawn = np.sort(draw.integers(left, size=_SAMPLE))
+        device = np.searchsorted(counts, drawn, side="right")
+        pivot_s = float(np.median(curves.time_s[high[device] - (counts[device] - 1 - drawn)]))
+        step = curves.steps_within(pivot_s, low, high)
+        if enough(step):
+            if (step == high).all():
+                break
+            high = step
+        else:
+            low = step
+    return _least_of_few(curves, low, high, enough)
+
+
+def _least_of_few(curves: Curves, low: Indices, high: Indices, enough: Callable[[Indices], bool]) -> float:
+    counts = high - low
+    offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    times_s = np.unique(curves.time_s[np.repeat(low + 1, counts) + offsets])
+    left, right = 0, len(times_s) - 1
+    while left < right:
+        middle = (left + right) // 2
+        if enough(curves.steps_within(float(times_s[middle]), low, high)):
+            right = middle
+        else:
+            left = middle + 1
+    return float(times_s[left])

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import Curves, Indices, Values, curves_of
-from wattfleet.planning.headroom import Headroom
-from wattfleet.planning.offers import Offer
+from wattfleet.planning.curves import Curves, Headroom, Indices, Offer, Values, curves_of
 from wattfleet.planning.plan import assignment_at
-from wattfleet.planning.round_plan import Assignment
+from wattfleet.planning.round_plan import Allowance, Assignment
 
 _USEFUL_SHARE = 0.5
 """Share of a device's modes that its watts should allow. With only the lowest ones, a predictor learns little."""

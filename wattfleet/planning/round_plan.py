@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from wattfleet.budgets import Supplies, Supply
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
+from wattfleet.planning.curves import SITE, Headroom, Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +130,114 @@ class RoundPlan:
         """Ids of the devices that a trim stopped."""
         continuing = {each.device_id for each in self.assignments}
         return tuple(each.device_id for each in self.original.assignments if each.device_id not in continuing)
+
+
+# --- Allowance --------------------------------------------------------------------------------------------------------
+# The power that a round may draw at every supply.
+
+_ROUNDING = 1e-9
+"""Relative tolerance for sums of watts, which are not exact in binary."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The budget of every supply, and the power that devices outside the round draw there.
+
+    Attributes:
+        supplies: the supply tree.
+        budget_w: watts of every supply.
+        elsewhere_w: watts of devices that are not offered to the round, by their supply.
+        left_w: watts of every supply that the round leaves to other runs, by supply; no device draws them yet.
+
+    Raises:
+        InvalidInputError: a supply has no budget or a negative one, or watts are given for an unknown supply.
+    """
+
+    supplies: Supplies
+    budget_w: Mapping[str, float]
+    elsewhere_w: Mapping[str, float] = field(default_factory=dict)
+    left_w: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.supplies.names:
+            watts = self.budget_w.get(name)
+            if watts is None or not (math.isfinite(watts) and watts >= 0):
+                raise InvalidInputError(f"supply {name!r} needs a budget of 0 or more finite watts, not {watts}")
+        unknown = sorted({*self.budget_w, *self.elsewhere_w} - set(self.supplies.names))
+        if unknown:
+            raise InvalidInputError(
+                f"watts are given for unknown supplies ({', '.join(unknown)}): use {', '.join(self.supplies.names)}"
+            )
+        if not all(math.isfinite(watts) and watts >= 0 for watts in self.elsewhere_w.values()):
+            raise InvalidInputError("watts drawn elsewhere must be finite and 0 or more")
+
+    @classmethod
+    def of_site(cls, site_budget_w: float, elsewhere_w: float = 0.0) -> Allowance:
+        """One supply for all devices."""
+        return cls(Supplies((Supply(SITE),)), {SITE: site_budget_w}, {SITE: elsewhere_w})
+
+    @property
+    def site_budget_w(self) -> float:
+        """Watts of all sites together."""
+        return sum(self.budget_w[name] for name in self.supplies.roots)
+
+    def idle_w(self, offers: Sequence[Offer]) -> dict[str, float]:
+        """Watts at every supply while all offered devices idle."""
+        drawn_w = {name: self.elsewhere_w.get(name, 0.0) for name in self.supplies.names}
+        for offer in offers:
+            drawn_w[offer.supply] += offer.idle_w
+        return self._summed_upwards(drawn_w)
+
+    def headroom(self, offers: Sequence[Offer]) -> Headroom:
+        """The power that the supplies have left while all offered devices idle.
+
+        Raises:
+            InvalidInputError: a device is fed by an unknown supply.
+        """
+        names = self.supplies.names
+        unknown = sorted({offer.supply for offer in offers} - set(names))
+        if unknown:
+            raise InvalidInputError(
+                f"devices are fed by unknown supplies ({', '.join(unknown)}): use {', '.join(names)}"
+            )
+        idle_w = self.idle_w(offers)
+        paths = {name: self.supplies.path(name)[::-1] for name in names}
+        levels = max(map(len, paths.values()))
+        index = {name: k for k, name in enumerate(names)}
+        padded = {name: [index[n] for n in path] + [-1] * (levels - len(path)) for name, path in paths.items()}
+        return Headroom(
+            spare_w=np.array([self._max_w(name) - idle_w[name] - self.left_w.get(name, 0.0) for name in names]),
+            supply_at=np.array([padded[offer.supply] for offer in offers], dtype=np.intp).reshape(-1, levels).T,
+        )
+
+    def use(self, offers: Sequence[Offer], extra_w: Mapping[str, float]) -> tuple[SupplyUse, ...]:
+        """The power allocated at every supply.
+
+        Args:
+            offers: the devices.
+            extra_w: watts above idle of the devices that train, by device id.
+        """
+        added_w = dict.fromkeys(self.supplies.names, 0.0)
+        for offer in offers:
+            added_w[offer.supply] += extra_w.get(offer.device_id, 0.0)
+        idle_w, above_w = self.idle_w(offers), self._summed_upwards(added_w)
+        return tuple(SupplyUse(name, self.budget_w[name], idle_w[name] + above_w[name]) for name in self.supplies.names)
+
+    def exceeded(self, use: Sequence[SupplyUse]) -> frozenset[str]:
+        """The supplies whose budget is exceeded. A plan within `headroom` exceeds none."""
+        return frozenset(each.supply for each in use if each.planned_w > self._max_w(each.supply))
+
+    def _max_w(self, supply: str) -> float:
+        return self.budget_w[supply] * (1 + _ROUNDING)
+
+    def at_sites_w(self, use: Sequence[SupplyUse]) -> float:
+        """The power allocated at all sites together, including the circuits below them."""
+        sites = set(self.supplies.roots)
+        return sum(each.planned_w for each in use if each.supply in sites)
+
+    def _summed_upwards(self, own_w: Mapping[str, float]) -> dict[str, float]:
+        total_w = dict.fromkeys(self.supplies.names, 0.0)
+        for name, watts in own_w.items():
+            for feeding in self.supplies.path(name):
+                total_w[feeding] += watts
+        return total_w

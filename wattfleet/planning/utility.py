@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattfleet.planning.curves import Indices, Mask, Values
-from wattfleet.planning.headroom import Headroom, running_sums
+from wattfleet.planning.curves import Headroom, Indices, Mask, Values, running_sums
 
 _GAP = 1e-3
 _MAX_NODES = 20_000

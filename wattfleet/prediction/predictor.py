@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from statistics import NormalDist
 from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BatchArray, Board, Hardware, ModeArray, Profile, WorkloadFacts
-from wattfleet.prediction.quantiles import normal_quantile
+from wattfleet.modes import BatchArray, Board, Hardware, ModeArray, PowerMode, Profile, WorkloadFacts
+
+# --- Quantiles --------------------------------------------------------------------------------------------------------
+# Quantiles of the normal distribution, without importing scipy in processes that make no predictions.
+
+
+_STANDARD_NORMAL = NormalDist()
+
+
+def normal_quantile(probability: float) -> float:
+    """The standard normal quantile of a probability within (0, 1)."""
+    return _STANDARD_NORMAL.inv_cdf(probability)
+
+
+# --- Predictor --------------------------------------------------------------------------------------------------------
 
 Values = NDArray[np.float64]
 P = TypeVar("P", bound="Predictor")
@@ -213,3 +229,125 @@ def require_fitted_batch(kind: str, fitted: int | None, batch: BatchArray | None
             f"the predictor {kind!r} was fitted to the batch {fitted}, and cannot predict the batch {batch[0]}: fit it"
             " to rows of that batch, or use another predictor"
         )
+
+
+# --- Warmup -----------------------------------------------------------------------------------------------------------
+# Warm-up: the time that a training's first minibatch takes beyond a steady minibatch.
+#
+# The first minibatch of a process loads libraries, selects kernels and fills caches, which is CPU work. In the logged
+# runs of an Orin Nano it takes about 7e9 CPU cycles, regardless of the other knobs. A training of `n` minibatches
+# therefore takes the warm-up and `n` steady minibatches.
+
+_CPU_KHZ = PowerMode._fields.index("cpu_khz")
+
+
+def first_minibatch_gcycles(modes: ModeArray, first_minibatch_ms: Values) -> float:
+    """CPU cycles of a device's first minibatch, in units of 1e9: the median over modes, 0 if none was measured.
+
+    Args:
+        modes: `[n, 4]` measured modes.
+        first_minibatch_ms: `[n]` milliseconds of the first minibatch in each mode.
+    """
+    return float(np.median(first_minibatch_ms / 1e3 * modes[:, _CPU_KHZ] / 1e6)) if len(modes) else 0.0
+
+
+def warmup_s(modes: ModeArray, minibatch_ms: Values, first_gcycles: float) -> Values:
+    """Seconds of warm-up, `[n]`, not below 0.
+
+    Args:
+        modes: `[n, 4]` modes.
+        minibatch_ms: `[n]` milliseconds of their steady minibatches.
+        first_gcycles: the device's value of `first_minibatch_gcycles`.
+    """
+    return np.maximum(first_gcycles / (modes[:, _CPU_KHZ] / 1e6) - minibatch_ms / 1e3, 0.0)
+
+
+def first_minibatch_s(mode: PowerMode, first_gcycles: float) -> float:
+    """Seconds of CPU work in a training's first minibatch.
+
+    Args:
+        mode: the mode of the training.
+        first_gcycles: the device's value of `first_minibatch_gcycles`.
+    """
+    return first_gcycles / (mode.cpu_khz / 1e6)
+
+
+def steady_minibatch_s(training_s: float, minibatches: float, first_s: float) -> float | None:
+    """Seconds of a steady minibatch, from the time of a whole training without its warm-up.
+
+    Args:
+        training_s: seconds of the whole training.
+        minibatches: number of minibatches of the training.
+        first_s: the value of `first_minibatch_s`.
+
+    Returns:
+        None if the first minibatch may have taken half of the training or more. The rest is then too short for an
+        estimate.
+    """
+    if training_s <= 2 * first_s:
+        return None
+    if training_s >= minibatches * first_s:
+        return training_s / minibatches  # no visible warm-up
+    return (training_s - first_s) / (minibatches - 1)
+
+
+# --- Kinds ------------------------------------------------------------------------------------------------------------
+# The kinds of predictors, registered as entry points of the group `wattfleet.predictors`.
+#
+# A package that provides another kind declares it in its own metadata: the kind's name, and the class that implements
+# `Predictor`. A class is imported only when its kind is used.
+
+DEFAULT_PREDICTOR = "roofline"
+"""The kind of predictor that agents fit and that references ship as."""
+
+_GROUP = "wattfleet.predictors"
+_BASELINES = ("boosting", "forest", "linear", "powertrain", "scratch", "tree")
+
+
+@cache
+def registered_kinds() -> Mapping[str, EntryPoint]:
+    """The registered kinds by name, the default first."""
+    found = {entry.name: entry for entry in entry_points(group=_GROUP)}
+    return {name: found[name] for name in sorted(found, key=lambda name: (name != DEFAULT_PREDICTOR, name))}
+
+
+def predictor_names() -> tuple[str, ...]:
+    """Names of the installed kinds of predictors, the default first."""
+    return tuple(registered_kinds())
+
+
+def registered_kind(name: str) -> EntryPoint:
+    """The entry point of a kind of predictor, without importing its class.
+
+    Raises:
+        InvalidInputError: no installed package provides this kind.
+    """
+    entry = registered_kinds().get(name)
+    if entry is None:
+        raise InvalidInputError(
+            f"unknown predictor {name!r}: installed are {', '.join(predictor_names())}{_missing_package_hint()}"
+        )
+    return entry
+
+
+def predictor_class(name: str) -> type[Predictor]:
+    """The class of a kind of predictor.
+
+    Raises:
+        InvalidInputError: no installed package provides this kind.
+    """
+    entry = registered_kind(name)
+    try:
+        found: type[Predictor] = entry.load()
+    except ModuleNotFoundError as error:
+        package = entry.module.partition(".")[0]
+        if error.name != package:
+            raise
+        raise InvalidInputError(f"predictor {name!r} needs the package {package!r}: install it") from None
+    return found
+
+
+def _missing_package_hint() -> str:
+    """A hint to install the package of the baselines; empty if it is installed."""
+    absent = [name for name in _BASELINES if name not in registered_kinds()]
+    return f"; the package 'wattfleet_evaluation' provides {', '.join(absent)}: install it" if absent else ""

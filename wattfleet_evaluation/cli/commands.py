@@ -9,10 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from wattfleet.modes import Task
-from wattfleet_evaluation.cli.choice import choice
-from wattfleet_evaluation.cli.duty import duty
-from wattfleet_evaluation.cli.interleave import interleave
-from wattfleet_evaluation.cli.report import report
+from wattfleet_evaluation.cli.methods import choice, duty, interleave, report
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Evaluate predictors and choice methods on measured modes."
@@ -91,8 +88,7 @@ def transfer(
 
     from wattfleet.modes import board_with_modes, read_profile, stated_facts
     from wattfleet.prediction import predictor_class
-    from wattfleet_evaluation.judging.audited_target import audited
-    from wattfleet_evaluation.judging.reference_source import find_reference, references_of
+    from wattfleet_evaluation.judging.sources import audited, find_reference, references_of
     from wattfleet_evaluation.judging.transfer import evaluate_transfer
 
     fitted = predictor_class(predictor)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wattfleet_identity.endpoint import OPERATOR_FOLDER, user_folder
-from wattfleet_io.connection_variables import COORDINATOR_VARIABLE, IDENTITY_VARIABLE
+from wattfleet_identity.channels import OPERATOR_FOLDER, user_folder
+from wattfleet_io.addresses import COORDINATOR_VARIABLE, IDENTITY_VARIABLE
 from wattfleet_io.settings.user_file import in_home
 
 if TYPE_CHECKING:
-    from wattfleet_identity.endpoint import Endpoint
+    from wattfleet_identity.channels import Endpoint
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Use Flower with the fleet.")
 
@@ -58,10 +58,9 @@ def connect(
     from flwr.supercore.credential_store import get_credential_store
 
     from wattfleet.errors import InvalidInputError
-    from wattfleet_identity.endpoint import Endpoint, named_folder, require_identity
-    from wattfleet_identity.identity_folder import TRUSTED
+    from wattfleet_identity.channels import Endpoint, named_folder, require_identity
+    from wattfleet_identity.identity_folder import FOR_SUPERLINK, LIFETIME, TRUSTED, proof_of
     from wattfleet_identity.peers import USERS_OF_FLWR
-    from wattfleet_identity.proofs import FOR_SUPERLINK, LIFETIME, proof_of
     from wattfleet_identity.renewal import expiry_text, renew_if_due
     from wattfleet_io.addresses import split_address
     from wattfleet_io.clock import utc_now

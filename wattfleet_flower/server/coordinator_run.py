@@ -6,7 +6,10 @@ A run belongs to the process that started it. The process proves this with a tok
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
@@ -16,16 +19,57 @@ from flwr.common.logger import log
 
 from wattfleet.modes import Workload
 from wattfleet.planning import EpochChoice
-from wattfleet_flower.server.errors import LostRunError, PlanningError, RefusedError
+from wattfleet_flower.server.errors import LostRunError, PlanningError, RefusedError, TwoStrategiesError
+from wattfleet_flower.server.names import RunNames
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction, node_predictions
-from wattfleet_flower.server.replies import truncate_failures
-from wattfleet_flower.server.run_naming import RunNames
-from wattfleet_flower.server.sent_rounds import UnplannedRound
+from wattfleet_flower.server.replies import UnplannedRound, truncate_failures
 from wattfleet_io.clock import Clock
 from wattfleet_proto.convert import epoch_choice_to_message, workload_to_message
-from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
+from wattfleet_proto.limits import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2
+
+# --- Active runs ------------------------------------------------------------------------------------------------------
+# Makes sure that only one power-aware strategy at a time runs in each Flower run of this process.
+
+
+class ActiveRuns:
+    """The runs in which a power-aware strategy is running."""
+
+    def __init__(self) -> None:
+        """Start with no run."""
+        self._lock = threading.Lock()
+        self._active: set[str] = set()
+        self._strategies: Counter[str] = Counter()
+
+    @contextmanager
+    def enter(self, run_id: str) -> Iterator[str]:
+        """Mark a run as active within this context, and yield the run id to report to the coordinator.
+
+        Raises:
+            TwoStrategiesError: another strategy is running in this run.
+        """
+        with self._lock:
+            if run_id in self._active:
+                raise TwoStrategiesError(
+                    f"two power-aware strategies are running in run {run_id}: each would plan with all of the site's"
+                    " watts. Start the second one after the first has ended"
+                )
+            self._active.add(run_id)
+            self._strategies[run_id] += 1
+            # The second strategy starts at round 1 again, which the coordinator has planned already.
+            name = run_id if self._strategies[run_id] == 1 else f"{run_id}-{self._strategies[run_id]}"
+        try:
+            yield name
+        finally:
+            with self._lock:
+                self._active.discard(run_id)
+
+
+ACTIVE_RUNS = ActiveRuns()
+
+
+# --- Coordinator run --------------------------------------------------------------------------------------------------
 
 _MOST_IDS = 20
 # Leaves room for the other fields of the message.

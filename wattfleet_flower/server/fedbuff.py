@@ -20,12 +20,10 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_flower.server.buffered_aggregation import Arrays, Update, step
 from wattfleet_flower.server.errors import NoUpdatesError, RefusedError
 from wattfleet_flower.server.grids import steady
-from wattfleet_flower.server.replies import describe_error
+from wattfleet_flower.server.replies import Arrays, SentRound, Update, describe_error, step
 from wattfleet_flower.server.rounds import PlannedRounds
-from wattfleet_flower.server.sent_rounds import SentRound
 from wattfleet_io.clock import Clock, SystemClock
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 

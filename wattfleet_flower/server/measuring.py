@@ -18,7 +18,7 @@ from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.assignment import CUT_KEY, MEASURED_KEY, RECORD_KEY, UNPROFILED_KEY, RoundAssignment
-from wattfleet_proto.measuring_limits import ENDS_WITHIN_S, LONGEST_FACTOR
+from wattfleet_proto.limits import ENDS_WITHIN_S, LONGEST_FACTOR
 from wattfleet_proto.v1 import planning_pb2
 
 SURVEY_S = 20.0

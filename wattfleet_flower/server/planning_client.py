@@ -17,14 +17,13 @@ from flwr.common.logger import log
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.server.errors import RefusedError
-from wattfleet_identity.endpoint import Endpoint
-from wattfleet_identity.handshakes import why_refused
+from wattfleet_identity.channels import Endpoint, why_refused
 from wattfleet_identity.identity_folder import Identity
 from wattfleet_identity.renewal import RenewalSchedule, renew_if_due
 from wattfleet_io.clock import Clock, utc_now
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachableError
-from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
+from wattfleet_proto.limits import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 _ANSWER_TIMEOUT_S = 30.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -11,34 +13,142 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    Result,
+    Strategy,
+)
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
 from wattfleet.planning import EpochChoice
 from wattfleet_flower.server.away import AwayPolicy, OnCoordinatorAway
-from wattfleet_flower.server.batch_choice import BatchChoice
-from wattfleet_flower.server.combinations import require_combinable
 from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
-from wattfleet_flower.server.grids import FreeNodesGrid, SelectedNodesGrid, WaitingGrid, steady
-from wattfleet_flower.server.late_replies import LateReplies
+from wattfleet_flower.server.grids import FreeNodesGrid, LateReplies, SelectedNodesGrid, WaitingGrid, steady
 from wattfleet_flower.server.measuring import SURVEY_S, Measurements
+from wattfleet_flower.server.names import WORKLOAD_KEYS, RunNaming, WorkloadNaming
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction
-from wattfleet_flower.server.quorum import Quorum
-from wattfleet_flower.server.replies import keep_common_metrics
+from wattfleet_flower.server.replies import PlannedRound, Quorum, SentRound, keep_common_metrics
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
-from wattfleet_flower.server.run_naming import RunNaming
-from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sampling_at_most, trains_nothing
-from wattfleet_flower.server.selection import Select
-from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
-from wattfleet_flower.server.summary import log_summary
-from wattfleet_flower.server.workload_naming import WORKLOAD_KEYS, WorkloadNaming
-from wattfleet_identity.endpoint import Endpoint, named_folder, user_folder
+from wattfleet_flower.server.selection import (
+    BatchChoice,
+    Select,
+    attribute,
+    layers,
+    sampling_all,
+    sampling_at_most,
+    trains_nothing,
+)
+from wattfleet_identity.channels import Endpoint, named_folder, user_folder
+from wattfleet_io.addresses import COORDINATOR_VARIABLE
 from wattfleet_io.clock import Clock, SystemClock
-from wattfleet_io.connection_variables import COORDINATOR_VARIABLE
-from wattfleet_proto.metric_names import CLIENT_METRICS_PREFIX
+from wattfleet_proto.names import CLIENT_METRICS_PREFIX
+
+# --- Summary ----------------------------------------------------------------------------------------------------------
+# The summary of a strategy in Flower's log at the start: which options have an effect when rounds are planned.
+
+
+_USED = {
+    "min_available_nodes": "nodes to wait for before a plan",
+    "fraction_evaluate": "share of the nodes that evaluate",
+    "min_evaluate_nodes": "nodes that evaluate at least",
+}
+_IGNORED = ("fraction_train", "min_train_nodes")
+
+# FedAvg's log lines about sampling, without the tree characters before them.
+_SAMPLING_LINES = ("Sampling:", "Fraction: train", "Minimum nodes: train", "Minimum available nodes:")
+
+
+def log_summary(strategy: Strategy, coordinator: str, on_coordinator_away: OnCoordinatorAway) -> None:
+    """Log who chooses the nodes, which options of a strategy have an effect, and the rest of its own summary.
+
+    Args:
+        strategy: the wrapped strategy.
+        coordinator: its address, as logs name it.
+        on_coordinator_away: what a run does while the coordinator does not answer.
+    """
+    name = type(strategy).__name__
+    _log("\t├──> PowerAware around %s: the coordinator at %s plans each training", name, coordinator)
+    _log("\t│\t├── The coordinator's policy chooses the nodes that train, and their power modes")
+    if isinstance(strategy, FedBuff):
+        _log("\t│\t└── The options of FedBuff below are used")
+        strategy.summary()
+        return
+    if trains_nothing(strategy):
+        _log("\t│\t└── %s has fraction_train=0: nothing is trained, so nothing is planned", name)
+        strategy.summary()
+        return
+    used = [f"{option}={value} ({meaning})" for option, meaning in _USED.items() if (value := _of(strategy, option))]
+    _log("\t│\t├── Used of %s's options on nodes: %s", name, ", ".join(used) or "none")
+    ignored = [f"{option}={value}" for option in _IGNORED if (value := _of(strategy, option))]
+    meanwhile = "; used while the coordinator is away" if ignored and on_coordinator_away == "unplanned" else ""
+    _log("\t│\t└── Ignored: %s%s", ", ".join(ignored) or "none", meanwhile)
+    with _without_sampling():
+        strategy.summary()
+
+
+def _log(text: str, *values: object) -> None:
+    log(logging.INFO, text, *values)
+
+
+def _of(strategy: Strategy, option: str) -> str | None:
+    """The value of an option as text; None if the strategy does not have it."""
+    value = attribute(strategy, option, None)
+    return f"{value:g}" if isinstance(value, (int, float)) else None
+
+
+@contextmanager
+def _without_sampling() -> Iterator[None]:
+    """Leave out the lines in which FedAvg states how it would sample nodes."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).lstrip("\t│├└─> ").startswith(_SAMPLING_LINES)
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
+
+
+# --- Combinations -----------------------------------------------------------------------------------------------------
+# Which strategies cannot be combined with a quorum, or with local epochs that plans choose.
+
+_CLIPS_ON_DEVICES = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPrivacyClientSideFixedClipping)
+
+
+def require_combinable(strategy: Strategy, quorum: Quorum | None, epochs: EpochChoice) -> None:
+    """Make sure that a strategy can be used with a quorum and with a choice of epochs.
+
+    Raises:
+        InvalidInputError: it cannot.
+    """
+    is_fedbuff = any(isinstance(layer, FedBuff) for layer in layers(strategy))
+    if quorum is not None and is_fedbuff:
+        raise InvalidInputError(
+            "FedBuff never waits for all devices, so it has no quorum: leave the quorum out, or set buffer_size"
+        )
+    if quorum is not None and attribute(strategy, "num_sampled_clients", None) is not None:
+        raise InvalidInputError(
+            "differential privacy adds noise for a fixed number of replies with equal weights, which a quorum does not"
+            " give: leave the quorum out"
+        )
+    if is_fedbuff and len(epochs.options) > 1:
+        raise InvalidInputError(
+            "FedBuff counts updates alike, whatever their local epochs: give it one number of local_epochs"
+        )
+    if epochs.is_per_device and any(isinstance(layer, _CLIPS_ON_DEVICES) for layer in layers(strategy)):
+        raise InvalidInputError(
+            "updates that devices have clipped must not be scaled to their epochs: leave is_per_device out of the"
+            " EpochChoice, or clip on the server"
+        )
+
+
+# --- Power aware ------------------------------------------------------------------------------------------------------
 
 ALLOWANCE_S = 90.0
 """Flower starts a Python process for each message, about ten seconds on a Jetson, and sends the model twice. It reports

@@ -15,22 +15,24 @@ from flwr.serverapp import Grid
 from wattfleet.errors import first_few
 from wattfleet.modes import Workload
 from wattfleet.planning import EpochChoice
-from wattfleet_flower.server.active_runs import ACTIVE_RUNS
 from wattfleet_flower.server.away import AwayPolicy, Outage
-from wattfleet_flower.server.batch_choice import BatchChoice
-from wattfleet_flower.server.coordinator_run import CoordinatorRun
+from wattfleet_flower.server.coordinator_run import ACTIVE_RUNS, CoordinatorRun
 from wattfleet_flower.server.errors import PlanningError, RefusedError
+from wattfleet_flower.server.names import RunNames, RunNaming, WorkloadNaming
 from wattfleet_flower.server.nodes import POLL_S, Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.predictions import NodePrediction, predicted_metrics
-from wattfleet_flower.server.rebased_updates import bases_of, normalise_updates
-from wattfleet_flower.server.replies import RoundReplies
-from wattfleet_flower.server.round_messages import assigned_messages
-from wattfleet_flower.server.run_naming import RunNames, RunNaming
-from wattfleet_flower.server.selection import Select, selected_nodes
-from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
+from wattfleet_flower.server.replies import (
+    PlannedRound,
+    RoundReplies,
+    SentRound,
+    UnplannedRound,
+    assigned_messages,
+    bases_of,
+    normalise_updates,
+)
+from wattfleet_flower.server.selection import BatchChoice, Select, selected_nodes
 from wattfleet_flower.server.stopping import end_of, reported_stop
-from wattfleet_flower.server.workload_naming import WorkloadNaming
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError

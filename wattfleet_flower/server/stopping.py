@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from wattfleet_proto.run_end import STOPPED
+from wattfleet_proto.names import STOPPED
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 _ASKED_WITHIN_S = 2.0

@@ -26,17 +26,14 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_flower import process_log
 from wattfleet_flower.flower_version import unsupported_version
 from wattfleet_flower.logged_program import start_logged
-from wattfleet_flower.superlink.control_access import ControlAccess, ExplainedRefusals, LocalRuntime
-from wattfleet_flower.superlink.enrolment_list import StoredList
+from wattfleet_flower.superlink.access import ControlAccess, ExplainedRefusals, LocalRuntime, NodeRegistry, StoredList
 from wattfleet_flower.superlink.keeper import Keeper
-from wattfleet_flower.superlink.node_registry import NodeRegistry
-from wattfleet_flower.superlink.server_certificate import FOLDER, ServerCertificate
-from wattfleet_flower.superlink.tls_files import WatchedFiles, load_pair
-from wattfleet_identity.endpoint import Endpoint, named_folder, require_identity, user_folder
+from wattfleet_flower.superlink.server_certificate import FOLDER, ServerCertificate, WatchedFiles, load_pair
+from wattfleet_identity.channels import Endpoint, named_folder, require_identity, user_folder
 from wattfleet_identity.identity_folder import TRUSTED
 from wattfleet_identity.peers import Role
+from wattfleet_io.addresses import IDENTITY_VARIABLE
 from wattfleet_io.cli import exit_code, print_error
-from wattfleet_io.connection_variables import IDENTITY_VARIABLE
 from wattfleet_io.logs import log_format
 from wattfleet_io.settings.user_file import in_home
 

@@ -11,12 +11,9 @@ import httpx
 from flwr.common import log
 
 from wattfleet.errors import WattfleetError
-from wattfleet_flower.superlink.control_access import ControlAccess
-from wattfleet_flower.superlink.enrolment_list import EnrolmentList, StoredList
-from wattfleet_flower.superlink.node_registry import NodeRegistry, flower_key
-from wattfleet_flower.superlink.server_certificate import ServerCertificate, superlink_service
-from wattfleet_flower.superlink.tls_files import WatchedFiles
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_flower.superlink.access import ControlAccess, EnrolmentList, NodeRegistry, StoredList, flower_key
+from wattfleet_flower.superlink.server_certificate import ServerCertificate, WatchedFiles, superlink_service
+from wattfleet_identity.channels import Endpoint
 from wattfleet_identity.renewal import TIMEOUT_S, renew_if_due
 from wattfleet_io.clock import utc_now
 from wattfleet_io.console import count_of

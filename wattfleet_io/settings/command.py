@@ -64,8 +64,7 @@ def effective(ctx: click.Context) -> Any:
     Raises:
         InvalidInputError: a key is unknown, a value cannot be used, or the file cannot be read.
     """
-    from wattfleet_io.settings.loading import load
-    from wattfleet_io.settings.model import with_required_keys_optional
+    from wattfleet_io.settings.model import load, with_required_keys_optional
     from wattfleet_io.settings.option_variables import variables_beside
     from wattfleet_io.settings.toml_text import as_toml
 
@@ -105,7 +104,7 @@ def _options(model: type[Settings], prefix: str) -> Iterator[click.Parameter]:
 
 
 def _of_key(key: Key, panel: str, prefix: str) -> Iterator[TyperOption]:
-    from wattfleet_io.settings.loading import variable_of
+    from wattfleet_io.settings.model import variable_of
 
     type_ = _type(key.field.annotation)
     is_list = get_origin(type_) is tuple
@@ -158,7 +157,7 @@ def require_no_password(option: str, value: Any) -> None:
         InvalidInputError: a URL contains a password. The message does not repeat it.
     """
     from wattfleet.errors import InvalidInputError
-    from wattfleet_io.url_passwords import has_password
+    from wattfleet_io.addresses import has_password
 
     if isinstance(value, str) and has_password(value):
         raise InvalidInputError(

@@ -12,14 +12,123 @@ Example:
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Optional, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Generic, Optional, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.addresses import without_passwords
+from wattfleet_io.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel
+from wattfleet_io.parsing import parse_toml
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+# Turns pydantic's errors about settings into sentences that name the key, its origin and a remedy.
+
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "tuple": "a list",
+    "path": "a path",
+}
+_BOUNDS = {
+    "greater_than": ("must be above {gt}", "gt"),
+    "greater_than_equal": ("must be {ge} or more", "ge"),
+    "less_than": ("must be below {lt}", "lt"),
+    "less_than_equal": ("must be {le} or less", "le"),
+}
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the most similar known one, if there is one."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def explain(
+    error: ValidationError, model: type[Settings], origins: Mapping[str, str], config: Path | None
+) -> Iterator[str]:
+    """Return one sentence per problem.
+
+    Args:
+        error: pydantic's error.
+        model: the settings.
+        origins: the origin of each given key.
+        config: the settings file, if there is one.
+    """
+    keys = list(keys_of(model))
+    for problem in error.errors(include_url=False):
+        where = [str(part) for part in problem["loc"]][:2]
+        if problem["type"] == "extra_forbidden":
+            yield f"{config}: {_unknown(where, keys)}"
+        elif problem["type"] == "missing":
+            yield _missing(where, keys)
+        else:
+            yield f"{_subject(where, origins)} {_complaint(problem)}"
+
+
+def _subject(where: list[str], origins: Mapping[str, str]) -> str:
+    """Return the subject of a message: the option, variable or key that the user has set."""
+    path = ".".join(where)
+    origin = origins.get(path, "")
+    if origin.startswith("--") or origin.endswith(path.replace(".", "_").upper()):
+        return origin
+    table = f"[{where[0]}] {where[1]}" if len(where) > 1 else f"[{where[0]}]"
+    return f"{origin}: {table}" if origin else table
+
+
+def _unknown(where: list[str], keys: list[Key]) -> str:
+    if len(where) == 1:
+        groups = list(dict.fromkeys(key.group for key in keys))
+        if homes := [f"[{key.group}]" for key in keys if key.name == where[0]]:
+            return f"{where[0]!r} belongs in the table {' or '.join(homes)}"
+        return f"unknown table [{where[0]}]{suggestion(where[0], groups)}"
+    group, name = where
+    if homes := [f"[{key.group}]" for key in keys if key.name == name]:
+        return f"unknown key {name!r} in [{group}]; it belongs in {' or '.join(homes)}"
+    return f"unknown key {name!r} in [{group}]{suggestion(name, [key.name for key in keys if key.group == group])}"
+
+
+def _missing(where: list[str], keys: list[Key]) -> str:
+    group, name = where
+    (option,) = [key.option for key in keys if [key.group, key.name] == where]
+    return f"{option or name} is required: pass it, or set {name!r} in [{group}] of the settings file"
+
+
+def _complaint(problem: Any) -> str:
+    kind: str = problem["type"]
+    context = problem.get("ctx", {})
+    given = problem["input"]
+    if kind in _BOUNDS:
+        text, bound = _BOUNDS[kind]
+        return f"{text.format(**{bound: f'{context[bound]:g}'})}, not {float(given):g}"
+    if kind == "literal_error":
+        return f"must be {context['expected']}, not {without_passwords(repr(given))}"
+    if kind in ("model_type", "model_attributes_type"):
+        return "must be a table"
+    if kind == "string_too_short":  # keys do not need more than one character
+        return "must not be empty"
+    if kind == "finite_number":
+        return f"must be a finite number, not {given}"
+    if kind == "value_error":
+        return str(context["error"])
+    expected, _, _ = kind.partition("_")
+    if expected in _TYPES:
+        return f"must be {_TYPES[expected]}, not {without_passwords(repr(given))}"
+    return f"is invalid: {problem['msg']}"
+
+
+# --- Model ------------------------------------------------------------------------------------------------------------
 
 
 def _split(value: Any) -> Any:
@@ -42,7 +151,7 @@ S = TypeVar("S", bound="Settings")
 class Settings(BaseSettings):
     """All settings of one process; every field is a `Group` with a one-word name.
 
-    The constructor uses only its arguments; `wattfleet_io.settings.loading.load` reads the environment and files.
+    The constructor uses only its arguments; `wattfleet_io.settings.model.load` reads the environment and files.
     """
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
@@ -180,3 +289,168 @@ def keys_of(model: type[Settings]) -> Iterator[Key]:
         assert isinstance(table, type) and issubclass(table, Group), f"{group} is not a group of settings"
         for name, key in table.model_fields.items():
             yield Key(group, name, key)
+
+
+# --- Loading ----------------------------------------------------------------------------------------------------------
+# Reads settings from options, the environment and a TOML file, and records where each value came from.
+
+# Kubernetes sets these variables for a service with the prefix's name.
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?")
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[S]):
+    """Settings and where their values came from.
+
+    Attributes:
+        settings: the effective values.
+        origins: the option, environment variable or file that set a key, by key such as `store.keep_days`; keys with
+            defaults are absent.
+    """
+
+    settings: S
+    origins: Mapping[str, str]
+
+
+def variable_of(prefix: str, path: str) -> str:
+    """Return the environment variable that sets a key: `store.keep_days` is `WATTFLEET_COORDINATOR_STORE_KEEP_DAYS`."""
+    return prefix + path.replace(".", "_").upper()
+
+
+def load(
+    model: type[S],
+    prefix: str,
+    options: Mapping[str, Any] | None = None,
+    config: Path | None = None,
+    of_others: Collection[str] = (),
+) -> Loaded[S]:
+    """Read the effective settings of a process.
+
+    Args:
+        model: the process's settings.
+        prefix: the prefix of its environment variables, such as `WATTFLEET_COORDINATOR_`.
+        options: values given on the command line, by key, such as `store.keep_days`.
+        config: the TOML file. If it is None, the environment variable `<prefix>CONFIG` may name one.
+        of_others: variables with the same prefix that belong to other commands; they are ignored.
+
+    Raises:
+        InvalidInputError: a key is unknown, a value cannot be used, or the file cannot be read.
+    """
+    known = {variable_of(prefix, key.path) for key in keys_of(model)} | {f"{prefix}CONFIG"}
+    ignored = set(of_others) - known
+    _require_known(prefix, known, ignored)
+    if config is None and (named := os.environ.get(f"{prefix}CONFIG")):
+        config = Path(named)
+    option_of = {key.path: key.option for key in keys_of(model)}
+    variables = EnvSettingsSource(
+        model, env_prefix=prefix, env_nested_delimiter="_", env_nested_max_split=1, env_ignore_empty=True
+    )
+    folded = {name.lower() for name in ignored}
+    variables.env_vars = {name: value for name, value in variables.env_vars.items() if name.lower() not in folded}
+    layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
+        ({} if config is None else _file(config), lambda _: str(config)),
+        (variables(), lambda path: variable_of(prefix, path)),
+        (_nested(options or {}), lambda path: option_of[path]),
+    ]
+    merged: dict[str, Any] = {group: {} for group in model.model_fields}
+    origins: dict[str, str] = {}
+    for content, origin_of in layers:
+        merged = _merged(merged, content)
+        origins.update({path: origin_of(path) for path in _paths(content)})
+    return Loaded(_validated(model, merged, origins, config), origins)
+
+
+def settings_of(model: type[S], content: bytes, path: Path) -> S:
+    """Return the settings of a file without options or environment, as for a service.
+
+    Args:
+        model: the process's settings.
+        content: the file's content.
+        path: the file's name, for messages.
+
+    Raises:
+        InvalidInputError: the content is not TOML, a key is unknown, or a value cannot be used.
+    """
+    tables = _parsed(content, path)
+    return _validated(model, tables, {each: str(path) for each in _paths(tables)}, path)
+
+
+def _validated(model: type[S], tables: Mapping[str, Any], origins: Mapping[str, str], config: Path | None) -> S:
+    try:
+        return model(**tables)
+    except ValidationError as error:
+        raise InvalidInputError("; ".join(explain(error, model, origins, config))) from None
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        return _parsed(path.read_bytes(), path)
+    except OSError as error:
+        raise InvalidInputError(f"cannot read the settings file {path}: {error.strerror}") from None
+
+
+def _parsed(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return parse_toml(content)
+    except ValueError as error:
+        raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
+
+
+def _require_known(prefix: str, known: Collection[str], ignored: Collection[str]) -> None:
+    """Refuse environment variables that look like settings but are not.
+
+    Raises:
+        InvalidInputError: there is such a variable.
+    """
+    names = {*known, *ignored}
+    for name in sorted(os.environ):
+        if name.startswith(prefix) and name not in names and not _SERVICE_LINK.fullmatch(name.removeprefix(prefix)):
+            raise InvalidInputError(f"unknown environment variable {name}{suggestion(name, names)}")
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables in which the keys in `over` replace those in `base`."""
+    merged = dict(base)
+    for group, table in over.items():
+        before = merged.get(group)
+        merged[group] = {**before, **table} if isinstance(before, dict) and isinstance(table, dict) else table
+    return merged
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Convert values by key to a table of tables."""
+    tables: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        group, name = path.split(".")
+        tables.setdefault(group, {})[name] = value
+    return tables
+
+
+def _paths(tables: Mapping[str, Any]) -> Iterator[str]:
+    """Return the keys in a table of tables."""
+    for group, table in tables.items():
+        if isinstance(table, dict):
+            yield from (f"{group}.{name}" for name in table)
+        else:
+            yield group
+
+
+# --- Log --------------------------------------------------------------------------------------------------------------
+# The settings of a service's log, in the table `[log]` of each service's settings.
+
+
+class LogSettings(Group):
+    """Log: level and format of the log on standard error."""
+
+    format: LogFormat | None = setting(
+        None,
+        "Write the log as lines of text, or as one JSON object per line.",
+        option="--log-format",
+        unset=f"{FORMAT_VARIABLE}, else text",
+    )
+    level: LogLevel | None = setting(
+        None,
+        "Leave out lines below this level.",
+        option="--log-level",
+        unset=f"{LEVEL_VARIABLE}, else info",
+    )

@@ -8,9 +8,8 @@ from typing import Any
 
 import tomli_w
 
-from wattfleet_io.settings.loading import Loaded
-from wattfleet_io.settings.model import Key, S, keys_of
-from wattfleet_io.url_passwords import without_passwords
+from wattfleet_io.addresses import without_passwords
+from wattfleet_io.settings.model import Key, Loaded, S, keys_of
 
 _WIDTH = 80
 

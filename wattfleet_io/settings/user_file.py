@@ -24,7 +24,7 @@ import click
 from click.core import ParameterSource
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.connection_variables import COORDINATOR_VARIABLE, IDENTITY_VARIABLE, INSECURE_VARIABLE
+from wattfleet_io.addresses import COORDINATOR_VARIABLE, IDENTITY_VARIABLE, INSECURE_VARIABLE
 from wattfleet_io.help import Help, settable_options
 from wattfleet_io.parsing import parse_toml
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.options import JsonOption, connected
-from coordinator.cli.run_names import RUN_HELP, names_of, run_id_of
+from coordinator.cli.runs import RUN_HELP, names_of, run_id_of
 from wattfleet_io.console import count_of, print_json, print_line, terminal
 
 

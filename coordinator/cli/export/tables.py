@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from coordinator.display.round_details import round_parts
-from coordinator.display.view_values import (
+from coordinator.display.values import (
     Values,
     device_values,
     device_workload_values,
     known,
+    round_parts,
     round_values,
     run_values,
 )

@@ -1,4 +1,4 @@
-"""Runs migrations in the transaction of `coordinator/store/upgrade.py`."""
+"""Runs migrations in the transaction of `coordinator/store/database.py`."""
 
 from alembic import context
 

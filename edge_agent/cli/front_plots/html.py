@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, TIME_LABEL, FrontView
-from edge_agent.learning.expectation import assumed_length
+from edge_agent.learning.transfer import assumed_length
 from wattfleet.modes import array_to_modes
 from wattfleet_io.html_page import write_page
 

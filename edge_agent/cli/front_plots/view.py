@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from edge_agent.devices.mode_names import mode_argument
-from edge_agent.learning.expectation import INTERVAL
+from edge_agent.devices.sysfs import mode_argument
+from edge_agent.learning.transfer import INTERVAL
 from edge_agent.profiling.known_workload import BUILT_IN
 from edge_agent.profiling.stored_profile import FittedDevice, own_rows
 from wattfleet.choosing import Front

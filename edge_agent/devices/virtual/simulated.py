@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import threading
 import zlib
-from dataclasses import fields, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.devices.virtual.board_parameters import board_parameters
-from edge_agent.devices.virtual.deviation import DeviationField
-from edge_agent.devices.virtual.inference_physics import inference_deviation, inference_physics_of
-from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard
-from edge_agent.devices.virtual.workload_physics import physics_of
-from wattfleet.modes import ModeArray, PowerMode, Task, Workload, board_named, modes_to_array
+from edge_agent.devices.device import AppTraining, PowerMeter
+from edge_agent.devices.host import PhysicalTraining
+from edge_agent.devices.meters import PolledMeter
+from edge_agent.devices.virtual.physics import (
+    DeviationField,
+    board_parameters,
+    inference_deviation,
+    inference_physics_of,
+    physics_of,
+)
+from edge_agent.devices.virtual.virtual_board import Load, PowerTimeline, VirtualBoard, WorkSpan, step_times_s
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import (
+    ModeArray,
+    PowerMode,
+    Task,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+    board_named,
+    modes_to_array,
+    read_profile,
+    require_one_training,
+)
 from wattfleet.prediction.roofline import (
     PowerParameters,
     TimeParameters,
@@ -23,6 +47,94 @@ from wattfleet.prediction.roofline import (
     step_parts,
     step_time_ms,
 )
+from wattfleet_io.clock import Clock, SystemClock, unix_now_s
+
+_log = logging.getLogger(__name__)
+
+
+# --- Span file --------------------------------------------------------------------------------------------------------
+# Records what a virtual board did, span by span, in a file for reports.
+
+
+MAX_BYTES = 256_000_000
+"""Maximum size of a file; it holds about ten million requests."""
+
+
+class Span(Protocol):
+    """A dataclass that describes a period in one power mode."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def mode(self) -> PowerMode:
+        """The power mode."""
+        ...
+
+
+_S = TypeVar("_S", bound=Span)
+
+
+class SpanFile(Generic[_S]):
+    """Appends spans to a file, which is emptied when the agent starts.
+
+    Args:
+        path: the file.
+        kind: the class of the spans.
+    """
+
+    def __init__(self, path: Path, kind: type[_S]) -> None:
+        self._path = path
+        self._kind = kind
+        self._bytes = 0
+
+    def append(self, span: _S) -> None:
+        """Write a span. If that fails, log it and write no more spans."""
+        if self._bytes >= MAX_BYTES:
+            return
+        line = json.dumps(asdict(span), separators=(",", ":")) + "\n"
+        try:
+            with self._path.open("a" if self._bytes else "w", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            _log.error("%s: cannot be written: %s; nothing more is recorded", self._path, error.strerror)
+            self._bytes = MAX_BYTES
+        self._bytes += len(line)
+
+    def read(self) -> Iterator[_S]:
+        """Return all spans in the file; none if there is no file."""
+        if self._path.exists():
+            with self._path.open(encoding="utf-8") as file:
+                for line in file:
+                    content = json.loads(line)
+                    yield self._kind(**{**content, "mode": PowerMode(*content["mode"])})
+
+
+@dataclass(frozen=True)
+class DatedWork(WorkSpan):
+    """A period of work, with its date.
+
+    Attributes:
+        ended_unix_s: when it was known to have ended, in this machine's time, seconds since 1970.
+    """
+
+    ended_unix_s: float
+
+
+def record_work(board: VirtualBoard, path: Path, unix_now_s: Callable[[], float] = unix_now_s) -> None:
+    """Record every period of a board's work in a file, from now on.
+
+    Args:
+        board: the board.
+        path: the file.
+        unix_now_s: returns the seconds since 1970.
+    """
+    file = SpanFile(path, DatedWork)
+    board.on_work = lambda work: file.append(
+        DatedWork(work.begin_s, work.end_s, work.mode, work.energy_j, unix_now_s())
+    )
+
+
+# --- Simulated --------------------------------------------------------------------------------------------------------
 
 _P = TypeVar("_P", TimeParameters, PowerParameters)
 
@@ -42,7 +154,7 @@ class SimulatedDevice(VirtualBoard):
     (`inference_physics_of`), with their own deviation.
 
     Args:
-        board_kind: one of `wattfleet.modes.boards.BOARDS`.
+        board_kind: one of `wattfleet.modes.power_mode.BOARDS`.
         seed: random seed of the unit and its noise.
 
     Raises:
@@ -140,3 +252,161 @@ def _unit(kind: _P, rng: np.random.Generator) -> _P:
     varied = [each.name for each in fields(kind) if not each.name.endswith("_fixed")]
     factors = np.exp(rng.normal(0, _UNIT_LOG_SD, len(varied))).tolist()
     return replace(kind, **{name: getattr(kind, name) * by for name, by in zip(varied, factors, strict=True)})
+
+
+# --- Live simulated ---------------------------------------------------------------------------------------------------
+# A simulated board on the machine's own clock: apps that request turns are slowed down to its physics.
+
+_LOADS = 1000
+"""Maximum of cached loads of inference, each for one mode and batch."""
+
+
+class LiveSimulatedDevice(SimulatedDevice):
+    """A simulated board in real time, so that it can answer requests.
+
+    Work in a turn takes at least the time given by the physics in the mode in force, and draws that power. Work outside
+    of turns takes this machine's time, at idle power. A training program continues while the mode changes, so there are
+    no longer first minibatches.
+
+    Args:
+        board_kind: one of `wattfleet.modes.power_mode.BOARDS`.
+        seed: random seed of the unit and its noise.
+
+    Raises:
+        InvalidInputError: no such kind.
+    """
+
+    def __init__(self, board_kind: str, seed: int) -> None:
+        self._drawing = threading.Lock()
+        self._inference_load = lru_cache(_LOADS)(self._new_inference_load)
+        super().__init__(board_kind, seed)
+
+    def begin_training(self, workload: Workload | None = None) -> AppTraining:
+        """Begin an app's training in the mode in force; its minibatches get this workload's times."""
+        self.pace(workload)
+        return _LiveTraining(self)
+
+    def start_meter(self) -> PowerMeter:
+        """Start sampling board power."""
+        return PolledMeter(self._power_mw, self.clock)
+
+    def begin_minibatch(self) -> float:
+        """Begin a minibatch on the device, and return its time, ms."""
+        self._draw(self._load.power_mw)
+        return self._step_ms(self._load)
+
+    def begin_inference(self, workload: str, waiting: int, largest_batch: int) -> list[float]:
+        """Begin a batch of requests on the device.
+
+        Args:
+            workload: name of the served workload.
+            waiting: the probable number of requests in the batch.
+            largest_batch: the largest possible number.
+
+        Returns:
+            The times of batches of 1, 2, 4, ... requests, ms, up to the first size that is not below the largest.
+        """
+        sizes = (max(1, largest_batch) - 1).bit_length() + 1
+        loads = [self._inference_load(self._mode, workload, 2**size) for size in range(sizes)]
+        drawn = loads[min((max(1, waiting) - 1).bit_length(), sizes - 1)]
+        self._draw(drawn.power_mw)
+        return [self._step_ms(load) for load in loads]
+
+    def rest(self) -> None:
+        """Note that nothing uses the device any longer."""
+        self._draw(self._load.idle_mw)
+
+    def _new_inference_load(self, mode: PowerMode, workload: str, batch: int) -> Load:
+        return self.load(mode, Workload(workload, WorkloadFacts(batch=batch, task=Task.INFERENCE)))
+
+    def _step_ms(self, load: Load) -> float:
+        return 1e3 * float(step_times_s(load, self._jitter_rng.standard_normal(1))[0])
+
+    def _new_clock(self) -> Clock:
+        return SystemClock()
+
+    def _begin_run(self) -> None:
+        super()._begin_run()
+        self.stay_warm()
+
+    def _draw(self, power_mw: float) -> None:
+        # A polled meter needs only the present power; a timeline of all turns would grow endlessly.
+        with self._drawing:
+            self._count_energy(power_mw)
+            now_s = self.clock.now_s()
+            timeline = PowerTimeline(now_s, float(self._timeline.at(np.array([now_s]))[0]))
+            timeline.aim(now_s, power_mw)
+            self._timeline = timeline
+
+    def _power_mw(self) -> float:
+        return float(self._timeline.at(np.array([self.clock.now_s()]))[0])
+
+
+class _LiveTraining(PhysicalTraining):
+    """An app's training, whose minibatches are slowed down in its turns (an `AppTraining`)."""
+
+    def __init__(self, board: LiveSimulatedDevice) -> None:
+        super().__init__(board.clock)
+        self._board = board
+
+    def learned(self, workload: Workload | None) -> None:
+        """Use the times of the workload as it is known now."""
+        self._board.pace(workload)
+
+
+# --- Replay -----------------------------------------------------------------------------------------------------------
+# A board that replays a measured profile.
+
+# A profile does not contain idle power; in the Orin Nano's logs, it is 0.75 to 0.85 of the lowest training power.
+_IDLE_SHARE = 0.8
+# Nor does it contain the jitter of minibatches: this is the median over the Orin Nano's 26 logged modes.
+_JITTER = 0.05
+
+
+class ReplayDevice(VirtualBoard):
+    """A board whose modes and true values are the rows of a measured profile.
+
+    Every workload gets the times of its file, since nothing else is known of its board.
+
+    Args:
+        csv_path: a CSV file with the columns of `wattfleet.modes.PROFILE_COLUMNS`.
+        seed: random seed of the noise around the recorded values.
+
+    Raises:
+        InvalidInputError: the file is not a valid profile, or not a profile of training with one batch size.
+    """
+
+    def __init__(self, csv_path: Path, seed: int) -> None:
+        profile = read_profile(csv_path)
+        require_one_training(str(csv_path), profile)
+        self._recorded = {
+            mode: (float(minibatch_ms), float(power_mw))
+            for mode, minibatch_ms, power_mw in zip(
+                array_to_modes(profile.modes), profile.minibatch_ms, profile.power_mw, strict=True
+            )
+        }
+        self._idle_mw = _IDLE_SHARE * float(profile.power_mw.min())
+        fastest = array_to_modes(profile.modes)[int(profile.minibatch_ms.argmin())]
+        super().__init__(f"replay:{csv_path.stem}", "replayed", profile.modes, fastest, seed)
+
+    def truth(
+        self, modes: ModeArray, workload: Workload | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the recorded values in `[n, 4]` recorded modes: `[n]` ms per minibatch and `[n]` mW.
+
+        Raises:
+            InvalidInputError: a mode was not recorded.
+        """
+        wanted = array_to_modes(modes)
+        unknown = [mode for mode in wanted if mode not in self._recorded]
+        if unknown:
+            raise InvalidInputError(f"{self.board_kind} has no measurement of {unknown[0].label()}")
+        rows = np.array([self._recorded[mode] for mode in wanted]).reshape(-1, 2)
+        return rows[:, 0], rows[:, 1]
+
+    def _jitter(self, modes: ModeArray, workload: Workload | None) -> NDArray[np.float64]:
+        return np.full(len(modes), _JITTER)
+
+    def _load_at(self, mode: PowerMode) -> Load:
+        minibatch_ms, power_mw = self._recorded[mode]
+        return Load(minibatch_ms, power_mw, self._idle_mw, _JITTER)

@@ -10,19 +10,17 @@ import copy
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.devices.device import Activity, AppTraining, Conditions, Knobs, PowerMeter, Provenance
-from edge_agent.devices.virtual.power_timeline import PowerTimeline
-from edge_agent.devices.virtual.virtual_app_training import VirtualTraining
-from edge_agent.devices.virtual.virtual_meter import VirtualMeter
+from edge_agent.devices.device import Activity, AppTraining, Conditions, Knobs, PowerMeter, PowerTrace, Provenance
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, Workload, array_to_modes
 from wattfleet_io.clock import Clock, VirtualClock
@@ -30,6 +28,187 @@ from wattfleet_io.parsing import parse_json
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+# --- Virtual app training ---------------------------------------------------------------------------------------------
+# An app's training on a virtual board.
+
+
+class SteppedBoard(Protocol):
+    """A board whose clock advances only while it trains."""
+
+    @property
+    def clock(self) -> Clock:
+        """The board's virtual time."""
+        ...
+
+    def pace(self, workload: Workload | None) -> None:
+        """Switch to another workload."""
+        ...
+
+    def stay_warm(self) -> None:
+        """Train the next minibatch without a warm-up, although the mode has changed."""
+        ...
+
+    def step(self) -> None:
+        """Train one minibatch in the current mode."""
+        ...
+
+    def run(self, minibatches: int) -> None:
+        """Train several minibatches at once."""
+        ...
+
+
+class VirtualTraining:
+    """Advances a virtual board by the minibatches that an app trains elsewhere (an `AppTraining`).
+
+    The first minibatch is trained at once, so that observations do not include it. When the mode changes during the
+    training, the app's process continues, so there is no further warm-up.
+
+    Args:
+        board: the board, in the mode to train in.
+        workload: the trained workload; None for the board's built-in workload.
+    """
+
+    first_minibatch_observed = False
+
+    def __init__(self, board: SteppedBoard, workload: Workload | None = None) -> None:
+        self._board = board
+        self._reported = 0
+        board.pace(workload)
+        board.step()
+
+    def minibatches_ended(self, seconds: Sequence[float], ended: Callable[[int, float], bool]) -> None:
+        """Train the reported number of minibatches, each in its current mode; ignore the reported times."""
+        for index in range(len(seconds)):
+            self._board.stay_warm()
+            self._board.step()
+            self._reported += 1
+            ended(index, self._board.clock.now_s())
+
+    def learned(self, workload: Workload | None) -> None:
+        """Use the times of the workload as it is known now."""
+        self._board.pace(workload)
+
+    def finish(self, minibatches: int) -> None:
+        """Train the minibatches that were not yet reported."""
+        self._board.stay_warm()
+        self._board.run(max(0, minibatches - self._reported))
+
+
+# --- Power timeline ---------------------------------------------------------------------------------------------------
+# The power of a virtual board over time, which approaches its level as on real boards.
+
+# The Orin Nano's logs (`orin_nano_resnet18_telemetry`): the first sample after training began, 0.7 s on
+# average, is at about 60 % of the rise from idle, a sample at 2 s at about 90 %, one at 3 s at the full level.
+_RESPONSE_S = 0.8
+
+
+class PowerTimeline:
+    """Board power over time: piecewise constant targets, each approached exponentially.
+
+    Args:
+        start_s: time from which power is known, s.
+        power_mw: power at that time, mW.
+    """
+
+    def __init__(self, start_s: float, power_mw: float) -> None:
+        self._start_s = [start_s]
+        self._target_mw = [power_mw]
+        self._initial_mw = [power_mw]
+
+    def aim(self, from_s: float, target_mw: float) -> None:
+        """Approach `target_mw` from `from_s` on, replacing all later targets."""
+        initial_mw = float(self.at(np.array([from_s]))[0])
+        while self._start_s and self._start_s[-1] >= from_s:
+            self._start_s.pop(), self._target_mw.pop(), self._initial_mw.pop()
+        if self._target_mw and self._target_mw[-1] == target_mw:
+            return
+        self._start_s.append(from_s)
+        self._target_mw.append(target_mw)
+        self._initial_mw.append(initial_mw)
+
+    def forget_before(self, moment_s: float) -> None:
+        """Forget targets that no longer affect power after a given time, to save memory during weeks of training."""
+        past = max(0, bisect_right(self._start_s, moment_s) - 1)
+        del self._start_s[:past], self._target_mw[:past], self._initial_mw[:past]
+
+    def at(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the power at `[n]` times from the start on, `[n]` mW."""
+        start_s = np.array(self._start_s)
+        piece = np.maximum(np.searchsorted(start_s, times_s, side="right") - 1, 0)
+        target = np.array(self._target_mw)[piece]
+        initial = np.array(self._initial_mw)[piece]
+        return np.asarray(target + (initial - target) * np.exp(-(times_s - start_s[piece]) / _RESPONSE_S))
+
+
+# --- Virtual meter ----------------------------------------------------------------------------------------------------
+# The power meter of a virtual board, with the sampling artefacts of a real one.
+
+# From the Orin Nano's logs: the first sample is repeated, the second comes 0.7 s later, later ones 1.3 s
+# apart (1.1 to 2.5 s by mode); settled samples scatter by 1.6 %, and one in twenty falls 3 to 20 % short.
+_SECOND_SAMPLE_S = 0.7
+_INTERVAL_S = 1.3
+_INTERVAL_LOG_SD = 0.08
+_SCATTER = 0.016
+_DIP_SHARE = 0.05
+_DIP_DEPTH = (0.03, 0.20)
+_BLOCK = 64
+
+
+class VirtualMeter:
+    """Samples a board's power at irregular times from its start (a `PowerMeter`).
+
+    Samples do not depend on when, or how often, they are read.
+
+    Args:
+        timeline: the board's power over time.
+        clock: the device's clock.
+        rng: the random number generator for times and scatter.
+
+    Attributes:
+        start_s: its start, seconds of the clock.
+    """
+
+    def __init__(self, timeline: PowerTimeline, clock: Clock, rng: np.random.Generator) -> None:
+        self._timeline = timeline
+        self._clock = clock
+        self._rng = rng
+        self._stopped: PowerTrace | None = None
+        self.start_s = clock.now_s()
+        self._at_s = np.array([self.start_s, self.start_s, self.start_s + _SECOND_SAMPLE_S])
+        self._factor = np.repeat(self._factors(2), [2, 1])
+
+    def read(self) -> PowerTrace:
+        """Return the samples so far."""
+        if self._stopped is not None:
+            return self._stopped
+        until_s = self._clock.now_s()
+        while self._at_s[-1] <= until_s:
+            gaps_s = _INTERVAL_S * np.exp(self._rng.normal(0, _INTERVAL_LOG_SD, _BLOCK))
+            self._at_s = np.concatenate([self._at_s, self._at_s[-1] + np.cumsum(gaps_s)])
+            self._factor = np.concatenate([self._factor, self._factors(_BLOCK)])
+        seen = slice(int(np.searchsorted(self._at_s, until_s, side="right")))
+        at_s = self._at_s[seen].copy()
+        return PowerTrace(at_s, self._timeline.at(at_s) * self._factor[seen])
+
+    def stop(self) -> PowerTrace:
+        """Stop sampling and return all samples."""
+        self._stopped = self.read()
+        return self._stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it no longer needs the timeline."""
+        return self._stopped is not None
+
+    def _factors(self, n: int) -> NDArray[np.float64]:
+        """Return the ratios of `n` samples to the true power."""
+        dips = np.where(self._rng.random(n) < _DIP_SHARE, self._rng.uniform(*_DIP_DEPTH, n), 0.0)
+        return np.asarray((1 + self._rng.normal(0, _SCATTER, n)) * (1 - dips))
+
+
+# --- Virtual board ----------------------------------------------------------------------------------------------------
 
 # The first minibatch after a start takes about this many CPU cycles (4 to 30 s in the logs).
 _FIRST_MINIBATCH_GCYCLES = 7.0

@@ -2,9 +2,86 @@
 
 from __future__ import annotations
 
-from wattfleet.planning import Assignment, Decision, RoundPlan, SupplyUse
-from wattfleet_proto.convert.modes import mode_from_message, mode_to_message
-from wattfleet_proto.v1 import planning_pb2
+import numpy as np
+
+from wattfleet.choosing import MAX_FRONT_POINTS, Front
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import modes_to_array
+from wattfleet.planning import Assignment, Decision, EpochChoice, EpochOption, RoundPlan, SupplyUse
+from wattfleet_proto.convert.workloads import mode_from_message, mode_to_message
+from wattfleet_proto.v1 import planning_pb2, power_pb2
+
+# --- Epoch choices ----------------------------------------------------------------------------------------------------
+# The local epochs that a plan may choose, as messages.
+
+
+def epoch_choice_to_message(choice: EpochChoice) -> planning_pb2.EpochChoice:
+    """Convert a choice of local epochs into its message."""
+    return planning_pb2.EpochChoice(
+        options=[
+            planning_pb2.EpochOption(
+                epochs=int(option.epochs), progress=option.progress, half_devices=option.half_devices or 0.0
+            )
+            for option in choice.options
+        ],
+        per_device=choice.is_per_device,
+    )
+
+
+def epochs_of_request(request: planning_pb2.PlanRoundRequest) -> float | EpochChoice:
+    """The local epochs of the requested round, or those that its plan may choose.
+
+    Raises:
+        InvalidInputError: the choice is not valid.
+    """
+    if not request.HasField("epoch_choice"):
+        return request.epochs
+    return EpochChoice(
+        [EpochOption(each.epochs, each.progress, each.half_devices or None) for each in request.epoch_choice.options],
+        request.epoch_choice.per_device,
+    )
+
+
+# --- Fronts -----------------------------------------------------------------------------------------------------------
+# Fronts as messages.
+
+
+def front_to_message(front: Front) -> power_pb2.Front:
+    """Convert a front into its message."""
+    return power_pb2.Front(
+        points=[
+            power_pb2.FrontPoint(
+                mode=mode_to_message(front.mode(k)),
+                epoch_s=front.epoch_s[k],
+                power_w=front.power_w[k],
+                epoch_log_sd=front.epoch_log_sd[k],
+                power_log_sd=front.power_log_sd[k],
+                warmup_s=front.warmup_s[k],
+                batch=0 if front.batch is None else int(front.batch[k]),
+            )
+            for k in range(len(front))
+        ]
+    )
+
+
+def front_from_message(message: power_pb2.Front) -> Front:
+    """Read a front from its message.
+
+    Raises:
+        InvalidInputError: it is not a valid front (see `Front`).
+    """
+    if len(message.points) > MAX_FRONT_POINTS:  # checked before the arrays are built
+        raise InvalidInputError(f"a front holds 1 to {MAX_FRONT_POINTS} points, not {len(message.points)}")
+    columns = np.array(
+        [[p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.warmup_s] for p in message.points], dtype=np.float64
+    ).reshape(-1, 5)
+    batch = np.array([point.batch for point in message.points], dtype=np.int64)
+    modes = modes_to_array(mode_from_message(p.mode) for p in message.points)
+    epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s = columns.T
+    return Front(modes, epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s, batch if batch.any() else None)
+
+
+# --- Plans ------------------------------------------------------------------------------------------------------------
 
 
 def assignment_to_message(assignment: Assignment, node_id: int) -> planning_pb2.Assignment:

@@ -29,7 +29,7 @@ from coordinator.settings import CoordinatorSettings
 from edge_agent.session import coordinator_session
 from edge_agent.settings import SessionSettings
 from tests.fakes.served import serving_client
-from wattfleet_io import backoff
+from wattfleet_io import tasks
 from wattfleet_proto.convert import front_from_message, workload_from_message, workload_to_message
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 
@@ -112,7 +112,7 @@ def test_what_agents_say_is_what_the_coordinator_takes() -> None:
     assert [front.sequence for front in fronts] == [2, 3, 4]
     assert [workload_from_message(front.front.workload) for front in fronts] == [*map(requests.workload, range(3))]
     private, settings = vars(coordinator_session), SessionSettings()
-    assert (agent.FIRST_BACKOFF_S, agent.MAX_BACKOFF_S) == (backoff.FIRST_S, backoff.MAX_S)
+    assert (agent.FIRST_BACKOFF_S, agent.MAX_BACKOFF_S) == (tasks.FIRST_S, tasks.MAX_S)
     assert agent.MAX_BACKOFF_OF_A_SMALL_FLEET_S == private["_MAX_BACKOFF_OF_A_SMALL_FLEET_S"]
     assert agent.SILENT_LEASES == private["_SILENT_LEASES"]
     assert agent.WELCOME_TIMEOUT_S == settings.welcome_timeout_s

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from coordinator.identity.access import ROLES, WITHOUT_CERTIFICATE
-from coordinator.rpc_services import SERVICES
+from coordinator.server import SERVICES
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.certified import CertifiedFleet, calling, certified
 from tests.fakes.served import Client, hello_of, serving

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import pytest
 
+from coordinator.errors import StoreUnavailableError
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.writer import Writer
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord, StoredRecord
-from coordinator.state.rounds import cache as round_cache
-from coordinator.store.errors import StoreUnavailableError
+from coordinator.state.rounds import ledger as round_cache
 from coordinator.store.store import Store
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 from wattfleet.planning import History

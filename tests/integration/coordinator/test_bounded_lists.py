@@ -18,9 +18,9 @@ from tests.fakes.served import serving_client, status
 from tests.fakes.small_fleet import RUN
 from wattfleet_flower.server.errors import RefusedError
 from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_io.clock import SystemClock
-from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
+from wattfleet_proto.limits import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, view_pb2
 
 # Eight of these fill the largest reply; one exceeds what this test's client accepts.

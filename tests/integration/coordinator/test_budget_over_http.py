@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.budgets.bounded_http import NameLookups
-from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch
+from coordinator.budgets.prometheus_budget import NameLookups, PrometheusBudget, fetch
 from coordinator.errors import SourceFailedError, UnsuitableQueryError, UnusableReadingError
 from wattfleet.budgets import ReadingRule
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from coordinator.cli import this_machine
+from coordinator.cli import options
 from coordinator.settings import ENVIRONMENT_PREFIX, CoordinatorSettings
 from coordinator.systemd.installation import SETTINGS_PATH, STATE_DIRECTORY
 from tests.fakes.served import Client, serving
@@ -26,7 +26,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, which is the user's home as well."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(this_machine, "INSTALLED_SETTINGS", tmp_path / "absent")
+    monkeypatch.setattr(options, "INSTALLED_SETTINGS", tmp_path / "absent")
     for name in ("WATTFLEET_IDENTITY", "WATTFLEET_COORDINATOR"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -59,11 +59,11 @@ async def served_in(folder: Path, config: CoordinatorSettings) -> AsyncIterator[
 
 def test_what_the_commands_read_of_the_settings_is_what_serve_uses() -> None:
     settings = CoordinatorSettings()
-    for (group, key), default in this_machine.DEFAULTS.items():
+    for (group, key), default in options.DEFAULTS.items():
         assert default in ("", str(getattr(getattr(settings, group), key))), f"{group}.{key}"
-    assert this_machine.PREFIX == ENVIRONMENT_PREFIX
+    assert options.PREFIX == ENVIRONMENT_PREFIX
     assert (SETTINGS_PATH, STATE_DIRECTORY) == ("/etc/wattfleet/coordinator.toml", "/var/lib/wattfleet-coordinator")
-    assert str(this_machine.INSTALLED_FOLDER) == STATE_DIRECTORY
+    assert str(options.INSTALLED_FOLDER) == STATE_DIRECTORY
 
 
 async def test_after_init_and_serve_a_machine_is_invited_and_enrols(
@@ -110,8 +110,8 @@ async def test_the_coordinator_of_a_folder_a_settings_file_and_the_service_is_fo
         monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}CONFIG", str(file))
     elif place == "service":
         file.write_text('[server]\naddress = "127.0.0.1:0"\n')
-        monkeypatch.setattr(this_machine, "INSTALLED_SETTINGS", file)
-        monkeypatch.setattr(this_machine, "INSTALLED_FOLDER", folder)
+        monkeypatch.setattr(options, "INSTALLED_SETTINGS", file)
+        monkeypatch.setattr(options, "INSTALLED_FOLDER", folder)
     if has_authority:
         await run("coordinator", "init", "--identity", str(folder / "wattfleet-identity"))
     async with served_in(folder, config) as client:

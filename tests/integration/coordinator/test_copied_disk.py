@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from edge_agent.session.connection import connects_to
+from edge_agent.session.certificate_keeper import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.fakes.polling import eventually
 from tests.fakes.served import READY, Client, hello_of, serving_client
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_proto.v1 import session_pb2
 
 HELLO = hello_of("orin", installation="a" * 32)
@@ -55,7 +55,7 @@ async def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
         tries += 1
         return 0.02
 
-    monkeypatch.setattr("wattfleet_io.backoff.random.uniform", at_once)
+    monkeypatch.setattr("wattfleet_io.tasks.random.uniform", at_once)
 
     async with serving_client(config) as client:
         async with Agent(client, tmp_path / "older").running() as older:

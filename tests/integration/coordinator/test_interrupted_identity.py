@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from cryptography import x509
 
 from coordinator.identity import authority_folder
-from coordinator.identity.authority_folder import AuthorityFolder
-from coordinator.identity.first_operator import adopted, folder_of, make_operator
+from coordinator.identity.authority_folder import AuthorityFolder, adopted, folder_of, make_operator
 from coordinator.state.identities import Identities
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity import identity_folder

@@ -12,13 +12,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coordinator.identity.access import STREAMS
-from coordinator.identity.live_calls import LiveCalls
-from coordinator.rpc_services import SERVICES
+from coordinator.identity.access import STREAMS, LiveCalls
+from coordinator.server import SERVICES
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.certified import CertifiedFleet, calling, certified, joined
 from tests.fakes.served import Client, hello_of, serving
-from wattfleet_identity.certificate_check import InvalidCertificateError
+from wattfleet_identity.certificates import InvalidCertificateError
 from wattfleet_identity.identity_folder import write_identity
 from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role

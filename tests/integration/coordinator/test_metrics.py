@@ -10,10 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.metrics.exposure_collector import ExposureCollector
-from coordinator.metrics.fleet_collector import FleetCollector
-from coordinator.metrics.server import metrics_served
-from coordinator.metrics.service_collector import ServiceCollector
+from coordinator.metrics import ExposureCollector, FleetCollector, ServiceCollector, metrics_served
 from coordinator.service_figures import ServiceFigures
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import ObservedTraining
@@ -27,8 +24,7 @@ from wattfleet.duties import KeptDuty
 from wattfleet.modes import PowerMode, Workload
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import FastestK
-from wattfleet_proto.board_sample import BoardSample
-from wattfleet_proto.device_state import DeviceState, GrantPhase
+from wattfleet_proto.device_state import BoardSample, DeviceState, GrantPhase
 
 HOT = BoardSample(42.5, 71.0, PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000), 3, 0.5, 0.9, 1_200.0)
 

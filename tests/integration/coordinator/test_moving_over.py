@@ -20,8 +20,8 @@ from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.names import MAJOR
 from wattfleet_proto.v1 import identity_pb2_grpc, planning_pb2, power_pb2, session_pb2
-from wattfleet_proto.version import MAJOR
 
 MINORS = {"orin-0": 0, "orin-1": 1, "orin-2": 3, "orin-3": 6}
 """The minor versions of protocol 2 that the boards of the old fleet speak."""

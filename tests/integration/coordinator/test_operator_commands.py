@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli.budget import seconds
 from coordinator.cli.client import RequestRefusedError
+from coordinator.cli.plan import seconds
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.shell import a_round, asked, rack_and_roof, served_with_shell
 from tests.fakes.small_fleet import NANO_FRONT, RUN, RUN_NAME

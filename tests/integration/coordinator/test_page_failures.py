@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.page import fleet_page, updates
+from coordinator.errors import StoreUnavailableError
+from coordinator.page import application, fleet_page
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
 from coordinator.settings import CoordinatorSettings
-from coordinator.store.errors import StoreUnavailableError
 from tests.fakes.browser import browsing
 from tests.fakes.served import serving
 
@@ -79,7 +79,7 @@ async def test_scripts_get_errors_as_json_with_the_id_of_the_log_line(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fleet_page, "asdict", fails)
-    monkeypatch.setattr(updates, "StreamingResponse", fails)
+    monkeypatch.setattr(application, "StreamingResponse", fails)
     async with serving(config) as client:
         for path in ("/watts.json", "/updates"):
             status, headers, text = await answer_of(f"http://{client.bound.page_address}{path}")
@@ -141,12 +141,12 @@ async def test_without_any_snapshot_pages_fail_with_the_id_of_one_line_of_the_lo
 async def test_a_page_too_many_says_that_it_is_not_live_and_asks_again(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(updates, "_MAX_VIEWERS", 0)
+    monkeypatch.setattr(application, "_MAX_VIEWERS", 0)
     async with serving(config) as client, browsing(str(client.bound.page_address), viewport=_DESK) as tab:
         await tab.page.clock.install()
         await tab.page.goto(f"http://{client.bound.page_address}/runs")
         await tab.page.wait_for_selector(".connection.away:has-text('0 viewers already receive updates')")
-        monkeypatch.setattr(updates, "_MAX_VIEWERS", 1)
+        monkeypatch.setattr(application, "_MAX_VIEWERS", 1)
         await tab.page.clock.fast_forward(11_000)
         await tab.page.wait_for_selector(".connection.live")
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
-from coordinator.services.state_times import StateTimes
+from coordinator.services.event_log import StateTimes
 from coordinator.services.views import ViewServicer
 from tests.fakes.small_fleet import ORIN_FRONT, small_fleet
 from wattfleet.modes import PowerMode
-from wattfleet_proto.board_sample import BoardSample
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import BoardSample, DeviceState
 from wattfleet_proto.v1 import operator_pb2
 
 _DEVICES = 10_000

@@ -20,8 +20,7 @@ from tests.fakes.served import Client, serving
 from tests.fakes.shell import command
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity import channels
-from wattfleet_identity.channels import PLAINTEXT_WARNING
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import PLAINTEXT_WARNING, Endpoint
 from wattfleet_identity.identity_folder import write_identity
 from wattfleet_identity.peers import Role
 

@@ -20,14 +20,14 @@ import reference_models
 from coordinator import references
 from coordinator.reference_check import check_in_child
 from coordinator.references import MAX_REFERENCES
-from coordinator.services import reference_uploads
+from coordinator.services import operations
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import Client, serving_client, status
 from wattfleet.modes import FittedWorkload, board_named
 from wattfleet.prediction import Artefact, RooflinePredictor, pack_artefact
 from wattfleet.prediction.roofline import settings_of
-from wattfleet.prediction.roofline.residual import Correction, Points, Process, Remainder, Surface
-from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES
+from wattfleet.prediction.roofline.estimation import Correction, Points, Process, Remainder, Surface
+from wattfleet_proto.limits import MAX_MANIFEST_BYTES
 from wattfleet_proto.v1 import operator_pb2
 
 KIB = 1024
@@ -194,7 +194,7 @@ async def test_of_forty_half_sent_publishes_of_one_peer_one_is_kept(
 async def test_a_publish_that_takes_too_long_ends(
     config: CoordinatorSettings, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference_uploads, "UPLOAD_S", 0.2)
+    monkeypatch.setattr(operations, "UPLOAD_S", 0.2)
     async with serving_client(config) as client:
         call = await half_sent(client, artefact)
         with pytest.raises(grpc.aio.AioRpcError) as error:

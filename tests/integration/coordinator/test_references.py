@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from coordinator.services import reference_uploads
+from coordinator.errors import StoreFullError
+from coordinator.services import operations
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.records import StoredRecord
-from coordinator.store.errors import StoreFullError
 from coordinator.store.store import Store
 from tests.fakes.served import Client, fetch, serving_client, status
 from tests.fakes.small_fleet import ORIN_FRONT
@@ -117,7 +117,7 @@ async def test_a_damaged_reference_is_refused(
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await publish_parts(client, manifest, weights)
             assert status(refused)[0] is code and text in status(refused)[1]
-        monkeypatch.setattr(reference_uploads, "MAX_WEIGHTS_BYTES", 1024)
+        monkeypatch.setattr(operations, "MAX_WEIGHTS_BYTES", 1024)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await publish(client, artefact)
         assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT and "must not exceed" in status(refused)[1]

@@ -18,13 +18,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from coordinator.errors import InvalidInviteError, QuotaExceededError
+from coordinator.identity.access import ServerCredentials
 from coordinator.identity.authority_folder import SERVER_LIFETIME, AuthorityFolder
-from coordinator.identity.server_credentials import ServerCredentials
-from coordinator.services.enrolment import EnrolmentServicer
+from coordinator.services.identities import EnrolmentServicer
 from coordinator.services.issuing import Issuing, PublicAddresses
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.identities import Identities
-from coordinator.state.invite_terms import Terms
+from coordinator.state.identity_records import Terms
 from tests.fakes.certified import CertifiedFleet, calling, certified, invited, joined
 from tests.fakes.plaintext_context import PlaintextContext
 from tests.fakes.served import Client, serving

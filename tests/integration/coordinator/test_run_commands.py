@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator.cli.run_names import run_id_of
+from coordinator.cli.runs import run_id_of
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.shell import a_round, asked, served_with_shell
 from tests.fakes.small_fleet import RUN, RUN_NAME

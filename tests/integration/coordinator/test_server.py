@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coordinator import composition
+from coordinator import server
 from coordinator.budgets.site_file import SiteFile
 from coordinator.server import BoundAddresses, serve
 from coordinator.settings import CoordinatorSettings
@@ -34,7 +34,7 @@ from wattfleet_proto.v1 import (
     session_pb2,
     view_pb2,
 )
-from wattfleet_simulation.coordinator_view import RunSeen
+from wattfleet_simulation.run import RunSeen
 
 # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ def metrics(number: int, **values: float) -> planning_pb2.ReportMetricsRequest:
 def sky_above_the_site(monkeypatch: pytest.MonkeyPatch) -> Sky:
     """A site whose budget is set by a `Sky`."""
     sky = Sky()
-    monkeypatch.setattr(composition, "site_of", lambda _: replace(SiteFile.of_site(100.0), budgets={"site": sky}))
+    monkeypatch.setattr(server, "site_of", lambda _: replace(SiteFile.of_site(100.0), budgets={"site": sky}))
     return sky
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.repository.repository import FleetRepository
-from coordinator.repository.retention import delete_old_runs_daily
+from coordinator.errors import StoreFullError
+from coordinator.repository.repository import FleetRepository, delete_old_runs_daily
 from coordinator.repository.writer import Writer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RunRecord
-from coordinator.state.rounds import cache as round_cache
-from coordinator.store.errors import StoreFullError
+from coordinator.state.rounds import ledger as round_cache
 from coordinator.store.store import Store
 from tests.fakes.obedient_devices import end_training, train
 from tests.fakes.polling import eventually

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from sqlalchemy import URL, event
 from sqlalchemy.pool import Pool
 
+from coordinator.errors import NotOwnerError, StoreInUseError
 from coordinator.server import serve
 from coordinator.settings import CoordinatorSettings
-from coordinator.store.errors import NotOwnerError, StoreInUseError
 from coordinator.store.ownership import AdvisoryLock, FileLock
 from coordinator.store.store import Store
 from tests.fakes.certified import CertifiedFleet, certified

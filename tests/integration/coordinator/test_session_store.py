@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from coordinator.errors import StoreFullError, UnstorableRecordError
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.records import DeviceRecord, StoredRecord
-from coordinator.store.errors import StoreFullError, UnstorableRecordError
 from coordinator.store.store import Store
 from tests.fakes.served import READY, Agent, serving_client, status
 from tests.fakes.small_fleet import ORIN_FRONT

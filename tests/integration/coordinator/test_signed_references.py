@@ -9,8 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from coordinator.key_files import key_of_pem
-from coordinator.reference_metadata import ReferenceMetadata, utc_now
+from coordinator.reference_metadata import ReferenceMetadata, key_of_pem, utc_now
 from coordinator.settings import CoordinatorSettings
 from coordinator.signing_folder import SigningFolder
 from tests.fakes.served import Client, serving_client, status

@@ -30,7 +30,7 @@ if hangs == "names":
         return (hang if host.endswith(".example") else look_up)(host, *rest, **more)
     socket.getaddrinfo = sometimes
 elif hangs == "a thread":
-    import coordinator.rpc_services as services
+    import coordinator.server as services
     healthy = services.HealthServicer
     def with_thread():
         asyncio.get_running_loop().run_in_executor(None, hang)
@@ -40,7 +40,7 @@ elif hangs == "the store":
     import coordinator.store.store as store
     store.Store.require_owner = hang
 elif hangs == "a task":
-    import coordinator.services.trimmer as trimmer
+    import coordinator.services.orders as trimmer
     async def watch(self):
         print("it hangs", flush=True)
         while True:
@@ -50,7 +50,7 @@ elif hangs == "a task":
                 pass
     trimmer.Trimmer.watch = watch
 elif hangs == "the log":
-    import coordinator.services.trimmer as trimmer
+    import coordinator.services.orders as trimmer
     async def watch(self):
         while True:
             await asyncio.sleep(0)

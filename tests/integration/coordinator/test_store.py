@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import URL, create_engine, text
 
+from coordinator.errors import UnstorableRecordError
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
@@ -28,7 +29,6 @@ from coordinator.state.records import (
 )
 from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store.database import database_url
-from coordinator.store.errors import UnstorableRecordError
 from coordinator.store.store import Store
 from tests.fakes.fronts import front, of_batches
 from tests.fakes.records_to_store import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store.errors import DamagedStoreError
+from coordinator.errors import DamagedStoreError
 from coordinator.store.store import Store
 from tests.fakes.full_store import NOW, everything_in, fill, served_by
 from wattfleet.errors import WattfleetError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, create_engine, text
 
+from coordinator.errors import StoreInUseError, StoreUnavailableError
 from coordinator.store.database import database_url, display_name
-from coordinator.store.errors import StoreInUseError, StoreUnavailableError
 from coordinator.store.store import Store
 from tests.fakes.records_to_store import BLANK, assert_devices
 from wattfleet.errors import InvalidInputError

@@ -10,11 +10,13 @@ from pathlib import Path
 from sqlalchemy import URL, create_engine, text
 
 from coordinator.state.records import (
+    GivenUpTraining,
+    GrantLifetime,
     NodeRecord,
     RoundRecord,
     RunRecord,
+    StoredGrants,
 )
-from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime, StoredGrants
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
 from tests.fakes.records_to_store import (

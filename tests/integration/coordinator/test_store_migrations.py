@@ -18,12 +18,10 @@ from sqlalchemy import URL, Engine, event, inspect, text
 
 from coordinator.state.records import DeviceResult, ObservedTraining, RunRecord
 from coordinator.store import checksums
-from coordinator.store.database import database_url, open_engine
-from coordinator.store.integrity import driver_connection
-from coordinator.store.loading import StoredState
-from coordinator.store.store import Store
+from coordinator.store.checksums import driver_connection
+from coordinator.store.database import database_url, migration_config, open_engine, upgrade
+from coordinator.store.store import Store, StoredState
 from coordinator.store.tables import Base
-from coordinator.store.upgrade import migration_config, upgrade
 from tests.fakes.fronts import columns_of
 from tests.fakes.records_to_store import old_runs_deleted
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN

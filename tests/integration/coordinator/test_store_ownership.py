@@ -12,11 +12,11 @@ import pytest
 import tenacity
 from sqlalchemy import URL, create_engine, text
 
-from coordinator.repository.standby import open_store
+from coordinator.errors import NotOwnerError, StoreInUseError, StoreUnavailableError
+from coordinator.repository.repository import open_store
 from coordinator.settings import StoreSettings
 from coordinator.state.records import RunRecord
 from coordinator.store.database import database_url
-from coordinator.store.errors import NotOwnerError, StoreInUseError, StoreUnavailableError
 from coordinator.store.ownership import AdvisoryLock, FileLock
 from coordinator.store.store import Store
 from tests.fakes.records_to_store import BLANK, assert_devices, planned_round
@@ -148,7 +148,7 @@ async def test_standing_by_outlasts_a_database_that_is_away(tmp_path: Path, capl
 
     with caplog.at_level("INFO"):
         (await open_store(tmp_path / "c.db", StoreSettings(standby=True), sleep, opened)).close()
-    assert [record.getMessage() for record in caplog.records if record.name == "coordinator.repository.standby"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "coordinator.repository.repository"] == [
         "standby: refused"
     ]
 

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import pytest
 
+from coordinator.errors import NotOwnerError, StoreUnavailableError
 from coordinator.repository.writer import Writer
 from coordinator.state.records import (
     ObservedTraining,
     RoundObservation,
 )
-from coordinator.store.errors import NotOwnerError, StoreUnavailableError
 from coordinator.store.store import Store
 from tests.fakes.polling import eventually
 from tests.fakes.recording_store import Pauses, RecordingStore, device, devices, never

@@ -18,8 +18,14 @@ from sqlalchemy import URL
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.identities import FORGOTTEN
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, InviteRecord
-from coordinator.state.records import DeviceOverrides, ForgottenDevice, NodeRecord, RunRecord, SupplyOverride
-from coordinator.state.stored_grants import GrantLifetime
+from coordinator.state.records import (
+    DeviceOverrides,
+    ForgottenDevice,
+    GrantLifetime,
+    NodeRecord,
+    RunRecord,
+    SupplyOverride,
+)
 from coordinator.store.restoring import ENDED, carry_over
 from coordinator.store.store import Store
 from tests.fakes.certified import CertifiedFleet, calling, certified, invited, joined

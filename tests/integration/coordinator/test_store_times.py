@@ -12,7 +12,7 @@ from sqlalchemy import URL
 
 from coordinator.state.records import RunRecord
 from coordinator.store.store import Store
-from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
+from coordinator.store.tables import OF_DEVICES, OF_RUNS, Times, of_rounds
 from tests.fakes.records_to_store import BLANK, finished_round, planned_round
 from tests.fakes.small_fleet import RUN
 

@@ -18,12 +18,12 @@ import pytest
 from sqlalchemy import URL, create_engine, event, text
 from sqlalchemy.pool import Pool
 
-from coordinator.repository.standby import open_store
+from coordinator.errors import StoreFullError, StoreUnavailableError, UnstorableRecordError
+from coordinator.repository.repository import open_store
 from coordinator.repository.writer import Writer
-from coordinator.services.error_statuses import STATUS
+from coordinator.services.request_limits import STATUS
 from coordinator.settings import StoreSettings
 from coordinator.state.records import DeviceRecord, RunRecord
-from coordinator.store.errors import StoreFullError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.store import Store
 from tests.fakes.fronts import front
 from tests.fakes.postgresql import PostgresServer

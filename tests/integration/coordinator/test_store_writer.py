@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 
+from coordinator.errors import StoreUnavailableError, UnstorableRecordError
 from coordinator.repository.writer import Writer
 from coordinator.state.records import (
     NodeRecord,
@@ -16,7 +17,6 @@ from coordinator.state.records import (
     RoundObservation,
     RunRecord,
 )
-from coordinator.store.errors import StoreUnavailableError, UnstorableRecordError
 from coordinator.store.store import Store
 from tests.fakes.polling import eventually
 from tests.fakes.recording_store import Pauses, RecordingStore, device, devices, never

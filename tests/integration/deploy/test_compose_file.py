@@ -18,9 +18,9 @@ import yaml
 import coordinator.cli.commands
 import edge_agent.cli.commands
 from edge_agent.paths import SUPERNODE_DIRECTORY
-from wattfleet_flower.supernode.own_options import DEFAULT_FOLDER
+from wattfleet_flower.supernode.command import DEFAULT_FOLDER
 from wattfleet_simulation import commands
-from wattfleet_simulation.devices import DEFAULT_FLEET, device_specs
+from wattfleet_simulation.settings import DEFAULT_FLEET, device_specs
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 SPECS = dict(device_specs(DEFAULT_FLEET, []))

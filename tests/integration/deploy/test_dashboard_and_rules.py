@@ -15,7 +15,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from coordinator.display.device_words import THROTTLED_WITHIN_S
+from coordinator.display.words import THROTTLED_WITHIN_S
 from tests.fakes.dashboard_queries import alert_queries, dashboards, panel_queries
 from tests.fakes.documented_metrics import documented_metrics, documented_samples
 from tests.fakes.promtool import promtool

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from coordinator.cli.client import CoordinatorClient
-from coordinator.identity.authority_folder import AuthorityFolder
-from coordinator.identity.first_operator import folder_of, make_operator
+from coordinator.identity.authority_folder import AuthorityFolder, folder_of, make_operator
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.certified import certified
 from tests.fakes.served import serving
-from wattfleet_identity.endpoint import Endpoint, require_identity
+from wattfleet_identity.channels import Endpoint, require_identity
 from wattfleet_io.clock import utc_now
 
 IMAGE = Path(__file__).parents[3] / "deploy" / "image"

@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.settings import CoordinatorSettings
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.exporter.served_address import read_url
+from edge_agent.exporter import read_url
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from tests.fakes.agent_settings import agent_settings

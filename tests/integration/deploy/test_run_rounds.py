@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
-from wattfleet_simulation.coordinator_view import RunSeen
-from wattfleet_simulation.processes import NoAnswerError, PartFailedError
-from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, require_observed
+from wattfleet_simulation.flower import NoAnswerError, PartFailedError
+from wattfleet_simulation.run import NotInTimeError, RunSeen, await_ready, await_run, require_observed
 
 READY, PROFILING = session_pb2.DEVICE_STATE_READY, session_pb2.DEVICE_STATE_PROFILING
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from coordinator.settings import CoordinatorSettings
-from edge_agent.exporter.served_address import read_url
+from edge_agent.exporter import read_url
 from tests.fakes.certified import CertifiedFleet, certified
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.fitting_here import fitting_here

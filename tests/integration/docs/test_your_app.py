@@ -27,8 +27,7 @@ from tests.fakes.documented_commands import (
     flwr_command,
 )
 from wattfleet_io.cli import wattfleet
-from wattfleet_simulation.flower import OFFLINE, free_ports
-from wattfleet_simulation.processes import program
+from wattfleet_simulation.flower import OFFLINE, free_ports, program
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
-from edge_agent.session.connection import connects_to
+from edge_agent.session.certificate_keeper import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.fakes.polling import eventually
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import session_pb2
-from wattfleet_proto.version import own_version
 
 HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, installation="a" * 32)
 Refusal = tuple[grpc.StatusCode, str]
@@ -99,7 +99,7 @@ class Agent:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("wattfleet_io.backoff.random.uniform", lambda low, high: max(low, 0.02))
+    monkeypatch.setattr("wattfleet_io.tasks.random.uniform", lambda low, high: max(low, 0.02))
     caplog.set_level(logging.INFO, logger="edge_agent")
 
 

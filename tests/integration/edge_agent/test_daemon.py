@@ -12,8 +12,8 @@ from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
 from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
 from edge_agent.profiling.journal import JournalError
 from edge_agent.profiling.known_workload import BUILT_IN
-from edge_agent.profiling.workload_folders import WorkloadFolders
-from edge_agent.training.knob_backup import BACKUP_FILE, DeviceBusyError
+from edge_agent.profiling.stored_profile import WorkloadFolders
+from edge_agent.training.mode_change import BACKUP_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.fitting_here import fitting_here

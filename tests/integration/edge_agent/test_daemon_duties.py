@@ -9,7 +9,7 @@ import time
 import pytest
 
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.duty_figures import DutyFile
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.duty_agent import duty
 from tests.fakes.fitting_here import fitting_here

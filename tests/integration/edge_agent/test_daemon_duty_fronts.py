@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from edge_agent.learning.profiling_plan import Progress
-from edge_agent.serving.duty_client import DutyClient
-from edge_agent.serving.duty_file import DutyFile
-from edge_agent.serving.inference_measuring import InferenceMeasuring
-from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.duty_figures import DutyFile
+from edge_agent.serving.duty_planning import InferenceMeasuring
+from edge_agent.serving.duty_service import DutyClient
+from edge_agent.serving.inference import InferenceRows
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.duty_agent import duty
 from tests.fakes.fitting_here import fitting_here, keep_duty_here

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.reference_metadata import utc_now
 from edge_agent.paths import TRUST_DIRECTORY
-from edge_agent.session.reference_trust import trust_root
+from edge_agent.session.references import trust_root
 from tests.fakes.coordinator_in_process import REFERENCE, CoordinatorInProcess
 from tests.fakes.fitting_here import fitting_here
 from tests.fakes.polling import until

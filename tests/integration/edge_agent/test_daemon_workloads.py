@@ -11,7 +11,7 @@ import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.workload_folders import folder_name
+from edge_agent.profiling.stored_profile import folder_name
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.fitting_here import fitting_here
 from tests.fakes.polling import until

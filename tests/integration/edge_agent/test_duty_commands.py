@@ -12,16 +12,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edge_agent.paths import DUTY_FILE
-from edge_agent.serving.duty_client import NoAgentError
-from edge_agent.serving.duty_file import DutyFile
-from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.duty_figures import DutyFile
+from edge_agent.serving.duty_service import NoAgentError
+from edge_agent.serving.inference import InferenceRows
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import read_profile
 from wattfleet_io import cli
 from wattfleet_io.clock import VirtualClock
-from wattfleet_proto.local_socket import owner_socket
+from wattfleet_proto.names import owner_socket
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 from wattfleet_serving import DutyServer
 

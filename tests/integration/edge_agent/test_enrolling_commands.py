@@ -14,12 +14,10 @@ from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from coordinator.settings import CoordinatorSettings
-from edge_agent.session.certificate_keeper import CertificateKeeper
-from edge_agent.session.connection import connects_to
+from edge_agent.session.certificate_keeper import CertificateKeeper, connects_to
 from tests.fakes.certified import CertifiedFleet, calling, certified, joined
 from tests.fakes.served import Agent, serving
-from wattfleet_identity.endpoint import Endpoint
-from wattfleet_identity.handshakes import HandshakeError
+from wattfleet_identity.channels import Endpoint, HandshakeError
 from wattfleet_identity.identity_folder import read_identity, write_identity
 from wattfleet_identity.invites import Invite, new_token
 from wattfleet_identity.joining import Applicant

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.exporter.served_address import read_url
+from edge_agent.exporter import read_url
 from tests.fakes.certified import CertifiedFleet
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.fitting_here import fitting_here
@@ -33,7 +33,7 @@ WITHIN_S = 20.0
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
-    monkeypatch.setattr("edge_agent.runtime.board_sampler.INTERVAL_S", 0.02)
+    monkeypatch.setattr("edge_agent.runtime.states.INTERVAL_S", 0.02)
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.readiness import prepare_device
-from edge_agent.learning.observation import Observed
+from edge_agent.learning.online_learner import Observed
 folder, device = Path({str(tmp_path)!r}), SimulatedDevice("orin-nano", 1)
 settings = AgentSettings(
     device=DeviceSettings(spec="simulated:orin-nano", id="bench", state_dir=folder),

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from edge_agent.session.certificate_keeper import CertificateKeeper
-from edge_agent.session.connection import connects_to
+from edge_agent.session.certificate_keeper import CertificateKeeper, connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.fakes.certified import CertifiedFleet, calling, certified, invited, joined
@@ -23,7 +22,7 @@ from tests.fakes.served import READY, Client, serving
 from tests.fakes.small_fleet import ORIN_FRONT, ORIN_NODE, RUN
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_identity.identity_folder import Identity, read_identity, write_identity
 from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role

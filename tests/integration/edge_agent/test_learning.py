@@ -13,19 +13,17 @@ import numpy as np
 import pytest
 
 import reference_models
-from edge_agent.devices.physical import PhysicalBoard
+from edge_agent.devices.host import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import FittingFailedError
-from edge_agent.learning.observation import Observed
-from edge_agent.learning.online_learner import OnlineLearner, most_modes
+from edge_agent.learning.online_learner import Observed, OnlineLearner, most_modes
 from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.paths import PREDICTOR_DIRECTORY
-from edge_agent.profiling.disturbance import DEFAULT_LIMITS
-from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.journal_records import Discarded, RoundRecord
+from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, RoundRecord
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
+from edge_agent.profiling.mode_measurement import DEFAULT_LIMITS
 from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
 from edge_agent.profiling.stored_profile import chosen_workload
 from edge_agent.runtime.readiness import prepare_device

@@ -18,8 +18,8 @@ from tests.fakes.signed_repository import (
     reference,
 )
 from wattfleet.prediction import Artefact
-from wattfleet_proto.message_sizes import MAX_METADATA_BYTES
-from wattfleet_proto.signed_references import target_names
+from wattfleet_proto.limits import MAX_METADATA_BYTES
+from wattfleet_proto.names import target_names
 from wattfleet_proto.v1 import session_pb2
 
 OLD, NEW = reference("old"), reference("new")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.key_files import SHOWN_DIGITS, key_of_pem
-from coordinator.reference_metadata import ReferenceMetadata
+from coordinator.reference_metadata import SHOWN_DIGITS, ReferenceMetadata, key_of_pem
 from coordinator.signing_folder import SigningFolder
-from edge_agent.session.reference_trust import ReferenceUntrustedError, trust_root
+from edge_agent.session.references import ReferenceUntrustedError, trust_root
 from tests.fakes.forged_metadata import forged, online_key
 from tests.fakes.signed_repository import BEGIN, SignedRepository, TrustingDevice, VirtualClock, reference
 from wattfleet.errors import InvalidInputError

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.learning.observation import Observed
-from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from edge_agent.learning.online_learner import Observed
+from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.training.training import TrainingWatch
-from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.loading import StepTimes
 from tests.fakes.real_time_board import MODE, PARKED, RealTimeBoard
 from tests.fakes.trained import Trained
 from tests.integration.edge_agent.test_learning import Bench

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from edge_agent.runtime.app_trainings import training_now
 from edge_agent.runtime.peer_credentials import PeerCredentials
-from edge_agent.runtime.socket_acceptor import SocketAcceptor
-from edge_agent.runtime.training_now import training_now
+from edge_agent.runtime.unix_socket import SocketAcceptor
 from tests.fakes.agent_socket import agent_at
-from wattfleet_proto.local_socket import owner_socket
+from wattfleet_proto.names import owner_socket
 
 ROOT = 0
 

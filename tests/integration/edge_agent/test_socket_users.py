@@ -13,11 +13,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from edge_agent.runtime.training_now import training_now
+from edge_agent.runtime.app_trainings import training_now
 from tests.fakes.agent_socket import Agent, agent_at
 from tests.fakes.duty_agent import duty_agent_at
 from tests.fakes.streaming_app import FINISH, App, started
-from wattfleet_proto.local_socket import owner_socket
+from wattfleet_proto.names import owner_socket
 
 TRAIN = "/wattfleet.v1.LocalAgentService/Train"
 DENIED = grpc.StatusCode.PERMISSION_DENIED

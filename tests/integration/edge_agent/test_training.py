@@ -12,11 +12,10 @@ from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from edge_agent.learning.observation import Observed
-from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from edge_agent.learning.online_learner import Observed
+from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.training import TrainingWatch
-from edge_agent.training.training_power import PowerNotReadError
+from edge_agent.training.training import PowerNotReadError, TrainingWatch
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from tests.fakes.real_time_board import MODE, OTHER, PARKED, RealTimeBoard

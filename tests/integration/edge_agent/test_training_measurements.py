@@ -13,9 +13,9 @@ import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.training.training import TrainingWatch
-from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.loading import StepTimes
 from tests.fakes.real_time_board import MODE, OTHER, PARKED, RealTimeBoard
 from tests.fakes.trained import Trained
 

@@ -9,14 +9,14 @@ import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiled_workload import StoppedError, profiled_workload
+from edge_agent.workloads.loading import StepTimes
 from edge_agent.workloads.process import WorkloadFailedError, workload_steps
-from edge_agent.workloads.step import StepTimes
 from tests.integration.edge_agent.test_training import RealTimeBoard
 from wattfleet.errors import InvalidInputError
 
 OWN = """
 import os
-from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.loading import StepTimes
 
 def train(*, minibatch, device):
     print("what a library prints")

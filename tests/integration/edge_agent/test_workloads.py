@@ -8,8 +8,7 @@ import types
 
 import pytest
 
-from edge_agent.workloads.loading import open_workload
-from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.loading import StepTimes, open_workload
 from wattfleet.errors import InvalidInputError
 
 

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from tests.fakes.duty_agent import duty, duty_agent_at
 from tests.fakes.polling import until
-from wattfleet_proto.local_socket import CURRENT_SOCKET
+from wattfleet_proto.names import CURRENT_SOCKET
 from wattfleet_simulation.flower_task import be_task
 
 uvicorn = pytest.importorskip("uvicorn")

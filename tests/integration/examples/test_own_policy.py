@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.composition import policy_of
+from coordinator.server import policy_of
 from coordinator.settings import PolicySettings
 from tests.fakes.fronts import front
 from wattfleet.budgets import Supplies, Supply

@@ -18,7 +18,7 @@ from flwr.app import Context, RecordDict
 
 from tests.fakes.fleet_in_process import RUN_ID, InProcessGrid
 from wattfleet_flower.server import planning_client
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,8 +14,8 @@ import pytest
 import coordinator
 import edge_agent
 import wattfleet
-from coordinator.services.error_statuses import STATUS as COORDINATOR_STATUS
-from edge_agent.runtime.socket_errors import STATUS as AGENT_STATUS
+from coordinator.services.request_limits import STATUS as COORDINATOR_STATUS
+from edge_agent.runtime.app_requests import STATUS as AGENT_STATUS
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status_of
 
@@ -33,24 +33,24 @@ NOT_RAISED_BY_A_SERVICER = {
     "wattfleet_flower.server.errors.PlanningError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.RefusedError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.TwoStrategiesError",  # in Flower's ServerApp
-    "coordinator.store.errors.StoreInUseError",  # before the service is up
+    "coordinator.errors.StoreInUseError",  # before the service is up
     "wattfleet_flower.client.agent_training.AgentUnreachableError",  # in Flower's ClientApp
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
-    "edge_agent.profiling.disturbance.DisturbedError",  # while profiling
-    "edge_agent.profiling.disturbance.OverloadedError",
-    "edge_agent.profiling.disturbance.TooHotError",  # while profiling
+    "edge_agent.profiling.mode_measurement.DisturbedError",  # while profiling
+    "edge_agent.profiling.mode_measurement.OverloadedError",
+    "edge_agent.profiling.mode_measurement.TooHotError",  # while profiling
     "edge_agent.profiling.mode_measurement.MeasurementError",  # while profiling
     "edge_agent.learning.transfer.UnusableReferenceError",  # before profiling
-    "edge_agent.serving.duty_client.NoAgentError",  # by a command, not by the service
+    "edge_agent.serving.duty_service.NoAgentError",  # by a command, not by the service
     "edge_agent.serving.duty_process.DutyProcessError",  # while planning beside a duty
     "edge_agent.serving.server_stream.ServerGoneError",  # while measuring the inference of a duty
-    "edge_agent.session.answers.UnusableAnswerError",  # in the agent's session
-    "edge_agent.session.reference_trust.CoordinatorAwayError",  # before profiling
-    "edge_agent.session.reference_trust.ReferenceUntrustedError",  # before profiling
+    "edge_agent.session.outbox.UnusableAnswerError",  # in the agent's session
+    "edge_agent.session.references.CoordinatorAwayError",  # before profiling
+    "edge_agent.session.references.ReferenceUntrustedError",  # before profiling
     "edge_agent.session.references.ReferenceRefusedError",  # before profiling
-    "edge_agent.training.knob_backup.DeviceBusyError",  # before the socket is served
-    "edge_agent.training.knob_backup.KnobBackupError",  # before the socket is served
-    "wattfleet_io.systemd.installation.InstallationError",  # by a command, not by the service
+    "edge_agent.training.mode_change.DeviceBusyError",  # before the socket is served
+    "edge_agent.training.mode_change.KnobBackupError",  # before the socket is served
+    "wattfleet_io.systemd.InstallationError",  # by a command, not by the service
     "edge_agent.workloads.process.WorkloadFailedError",  # while profiling
 }
 

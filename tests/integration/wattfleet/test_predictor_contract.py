@@ -21,10 +21,9 @@ from wattfleet.prediction import (
     predictor_names,
     restore_predictor,
 )
-from wattfleet_evaluation.judging.reference_source import find_reference, references_of
+from wattfleet_evaluation.judging.sources import find_reference, references_of
 from wattfleet_evaluation.judging.transfer import evaluate_transfer
-from wattfleet_evaluation.powertrain.networks import Schedule
-from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, ScratchPredictor
+from wattfleet_evaluation.powertrain import PowerTrainPredictor, Schedule, ScratchPredictor
 from wattfleet_evaluation.regression.predictors import (
     BoostingPredictor,
     ForestPredictor,

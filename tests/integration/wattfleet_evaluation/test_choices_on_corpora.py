@@ -9,8 +9,8 @@ import pytest
 
 from wattfleet.modes import read_profile
 from wattfleet.prediction import RooflinePredictor
-from wattfleet_evaluation.choice_methods.measure_what_matters import MeasureWhatMatters
-from wattfleet_evaluation.judging.choice import evaluate_choice
+from wattfleet_evaluation.choice_methods import MeasureWhatMatters
+from wattfleet_evaluation.judging.transfer import evaluate_choice
 
 
 @pytest.fixture(scope="module")

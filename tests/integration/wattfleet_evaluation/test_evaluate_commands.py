@@ -15,7 +15,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, board_named, write_profile
 from wattfleet.prediction import Artefact, NoAuditError
 from wattfleet_evaluation.cli.commands import app
-from wattfleet_evaluation.judging.audited_target import audited
+from wattfleet_evaluation.judging.sources import audited
 
 
 def measured(count: int, slower: float = 1.0) -> Profile:
@@ -88,7 +88,7 @@ def test_the_table_states_why_there_is_no_audit(target: Path, tmp_path: Path, mo
     def refuse(*_: object) -> None:
         raise NoAuditError("9 of 9 rows contradict [the fit]")
 
-    monkeypatch.setattr("wattfleet_evaluation.judging.audited_target.audit_rows", refuse)
+    monkeypatch.setattr("wattfleet_evaluation.judging.sources.audit_rows", refuse)
     result = run("--reference", "agx_orin_resnet18", "--target", target, "--modes", 10, "--runs", 1)
     assert result.exit_code == 0, result.output
     assert "the target could not be audited: 9 of 9 rows contradict [the fit]" in result.stdout
@@ -112,7 +112,7 @@ def test_a_shipped_reference_trained_on_the_target_is_refused(
     provenance = {"corpus_sha256": measured(60).sha256()}
     manifest = json.loads(shipped.manifest) | {"provenance": provenance}
     pinned = Artefact(json.dumps(manifest).encode(), shipped.weights)
-    monkeypatch.setattr("wattfleet_evaluation.judging.reference_source.load", lambda name: pinned)
+    monkeypatch.setattr("wattfleet_evaluation.judging.sources.load", lambda name: pinned)
     result = run("--reference", "agx_orin_resnet18", "--target", target)
     assert isinstance(result.exception, InvalidInputError)
     assert "is the corpus that the reference 'agx_orin_resnet18' was trained on" in str(result.exception)

@@ -21,18 +21,18 @@ from wattfleet.modes import Profile, board_named, write_profile
 from wattfleet.prediction import NoAuditError, RooflinePredictor, SuspectRow, audit_rows
 from wattfleet_evaluation.cli.commands import app
 from wattfleet_evaluation.regression.predictors import BoostingPredictor, ForestPredictor
-from wattfleet_evaluation.reports.all_cases import build_report
 from wattfleet_evaluation.reports.cases import (
+    PUBLISHED,
     Extent,
     Folder,
     budgets_w,
+    build_report,
     choice_cases,
     corpus_size_cases,
     read_folder,
     transfer_cases,
 )
 from wattfleet_evaluation.reports.page import figures, write_html
-from wattfleet_evaluation.reports.published import PUBLISHED
 
 REFERENCE, TARGET = "agx_orin_resnet18", "orin_nano_resnet18"
 REGRESSIONS = {"linear", "tree", "forest", "boosting"}
@@ -103,7 +103,7 @@ def test_the_command_writes_both_files(
     data: Path, report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = report
-    monkeypatch.setattr("wattfleet_evaluation.reports.all_cases.build_report", lambda profiles, extent, report: built)
+    monkeypatch.setattr("wattfleet_evaluation.reports.cases.build_report", lambda profiles, extent, report: built)
     out = tmp_path / "new" / "folder"
     result = invoke("--data", data, "--out", out, "--runs", 1, "--network-runs", 0, "--json")
 
@@ -136,7 +136,7 @@ def test_small_files_and_files_without_audit_are_evaluated(tmp_path: Path, monke
             raise NoAuditError("9 of 12 rows contradict the audit's fit")
         return audit_rows(profile, known)
 
-    monkeypatch.setattr("wattfleet_evaluation.judging.audited_target.audit_rows", refuse_a_dozen)
+    monkeypatch.setattr("wattfleet_evaluation.judging.sources.audit_rows", refuse_a_dozen)
     six, wrong = measured("orin-nano", 6, ms=2), np.array([2.5, 0.4, 1, 1, 1, 1])
     six = Profile(six.modes, six.minibatch_ms * wrong, six.power_mw * wrong)
     dozen = measured("orin-nano", 12, ms=4)
@@ -207,7 +207,7 @@ def test_the_quick_form_skips_the_networks(
         return quick_report
 
     quick_report = report
-    monkeypatch.setattr("wattfleet_evaluation.reports.all_cases.build_report", built)
+    monkeypatch.setattr("wattfleet_evaluation.reports.cases.build_report", built)
     assert invoke("--data", data, "--out", tmp_path, "--quick", "--seed", 3).exit_code == 0
     assert (seen[0].network_runs, seen[0].runs, seen[0].seed) == (0, 1, 3)
 
@@ -316,9 +316,7 @@ def test_an_output_folder_that_is_a_file_is_refused(data: Path) -> None:
 def test_a_report_that_cannot_be_written_is_refused_before_the_evaluation(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "wattfleet_evaluation.reports.all_cases.build_report", lambda *_, **__: pytest.fail("evaluated")
-    )
+    monkeypatch.setattr("wattfleet_evaluation.reports.cases.build_report", lambda *_, **__: pytest.fail("evaluated"))
     (tmp_path / "report.html").mkdir()
     result = invoke("--data", data, "--out", tmp_path)
     assert isinstance(result.exception, InvalidInputError)

@@ -11,11 +11,10 @@ import pytest
 from wattfleet.choosing import InterleavingObjective, ServiceLimits
 from wattfleet.modes import Task, read_profile
 from wattfleet.prediction import RooflinePredictor
-from wattfleet_evaluation.cli import pair_options
-from wattfleet_evaluation.interleaving_methods.registry import interleaving_method_named
-from wattfleet_evaluation.interleaving_methods.session import PairCorpora
-from wattfleet_evaluation.judging.interleaving import evaluate_interleaving
-from wattfleet_evaluation.judging.reference_source import find_reference
+from wattfleet_evaluation.cli import options
+from wattfleet_evaluation.interleaving_methods import PairCorpora, interleaving_method_named
+from wattfleet_evaluation.judging.serving import evaluate_interleaving
+from wattfleet_evaluation.judging.sources import find_reference
 
 PAIRS = [("resnet18", "mobilenetv3"), ("yolov8n", "resnet"), ("mobilenetv3", "mobilenetv3")]
 PROBLEMS = [
@@ -79,7 +78,7 @@ def test_problems_are_counted_as_published(corpora: Path, training: str, inferen
 def test_choices_are_found_and_break_nothing(corpora: Path, training: str, inference: str) -> None:
     read = {task: (path, read_profile(path)) for task, path in files(corpora, training, inference).items()}
     pair = PairCorpora.of(*(profile for _, profile in read.values()))
-    method = interleaving_method_named("wattfleet", lambda task: pair_options.fit_named(*read[task], None))
+    method = interleaving_method_named("wattfleet", lambda task: options.fit_named(*read[task], None))
     # One of 400 problems, since more of them take minutes.
     cases = evaluate_interleaving(pair, method, 15, PROBLEMS[7::400], InterleavingObjective.MOST_PER_WINDOW, 0)
     figures = cases.figures()
@@ -98,10 +97,10 @@ def test_choices_are_found_and_break_nothing(corpora: Path, training: str, infer
 )
 def test_the_network_of_a_target_is_left_out_of_the_reference(corpora: Path, name: str, network: str) -> None:
     target = read_profile(corpora / f"agx_orin_{name}.csv")
-    source = find_reference(pair_options.DEFAULT_REFERENCE, target)
+    source = find_reference(options.DEFAULT_REFERENCE, target)
     assert source.left_out == network
     left = source.predictor("roofline", None)
-    whole = find_reference(pair_options.DEFAULT_REFERENCE, target.rows(np.arange(5))).predictor("roofline", None)
+    whole = find_reference(options.DEFAULT_REFERENCE, target.rows(np.arange(5))).predictor("roofline", None)
     assert isinstance(left, RooflinePredictor) and isinstance(whole, RooflinePredictor)
     assert left.population is not None and whole.population is not None
     assert len(left.population.members) < len(whole.population.members)

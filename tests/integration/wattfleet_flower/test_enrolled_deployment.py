@@ -18,12 +18,11 @@ from flwr.proto.control_pb2 import ListNodesRequest
 
 from tests.fakes.certified import CertifiedFleet
 from tests.fakes.real_fleet import AppRun
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_identity.identity_folder import read_identity
 from wattfleet_identity.supernode_folder import SuperNodeKey
-from wattfleet_simulation.coordinator_view import CoordinatorView
-from wattfleet_simulation.flower import OFFLINE, free_ports
-from wattfleet_simulation.processes import Part, Parts, environment, program
+from wattfleet_simulation.flower import OFFLINE, Part, Parts, environment, free_ports, program
+from wattfleet_simulation.run import CoordinatorView
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 

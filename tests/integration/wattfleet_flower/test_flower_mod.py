@@ -16,8 +16,8 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.learning.observation import Observed
-from edge_agent.profiling.journal_records import Renewal
+from edge_agent.learning.online_learner import Observed
+from edge_agent.profiling.journal import Renewal
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.unix_socket import require_own_socket
 from edge_agent.training.training import TrainingWatch

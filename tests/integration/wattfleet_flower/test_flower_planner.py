@@ -15,13 +15,12 @@ from coordinator.listeners import OPTIONS
 from tests.fakes.flower_in_process import GridOfNodes, Node, RecordingClock
 from wattfleet_flower.server.away import AwayPolicy
 from wattfleet_flower.server.errors import RefusedError
+from wattfleet_flower.server.names import RunNaming, WorkloadNaming
 from wattfleet_flower.server.nodes import Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_flower.server.replies import PlannedRound
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
-from wattfleet_flower.server.run_naming import RunNaming
-from wattfleet_flower.server.sent_rounds import PlannedRound
-from wattfleet_flower.server.workload_naming import WorkloadNaming
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 DEVICES = 10_000

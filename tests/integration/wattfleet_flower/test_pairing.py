@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from tests.fakes.agent_socket import Agent, answered, context, message
 from wattfleet_flower import power_mode_mod
-from wattfleet_flower.client.pairing import pairing_problem
+from wattfleet_flower.client.mod import pairing_problem
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, PAIRING_PROBLEM_KEY, RECORD_KEY
 
 NOBODY = 65_534
@@ -76,7 +76,7 @@ def test_an_older_agent_is_not_a_problem(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_hangs_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wattfleet_flower.client.pairing._WITHIN_S", 0.2)
+    monkeypatch.setattr("wattfleet_flower.client.mod._WITHIN_S", 0.2)
     with socket.socket(socket.AF_UNIX) as hanging:
         hanging.bind(str(tmp_path / "agent.sock"))
         hanging.listen()

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from tests.fakes.flower_in_process import RUN_ID, GridOfNodes, PlannerStub
 from tests.fakes.power_aware_runs import ARRAYS, WarningLog, fleet, run
 from wattfleet_flower import PowerAware
-from wattfleet_flower.server.active_runs import ActiveRuns
+from wattfleet_flower.server.coordinator_run import ActiveRuns
 from wattfleet_flower.server.errors import RefusedError
 
 _CHANGES = ("StartRun", "PlanRound", "FinishRound", "ReportMetrics", "FinishRun")

@@ -18,7 +18,7 @@ from tests.fakes.flower_in_process import PlannerStub, RecordingClock, StatusErr
 from tests.fakes.power_aware_runs import A
 from wattfleet_flower.server import planning_client
 from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_io.clock import SystemClock
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc

@@ -18,18 +18,14 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.certified import LIFETIME, CertifiedFleet, calling, certified, joined
 from tests.fakes.served import serving
 from wattfleet.errors import InvalidInputError
-from wattfleet_flower.superlink.control_access import ControlAccess
-from wattfleet_flower.superlink.enrolment_list import StoredList
+from wattfleet_flower.superlink.access import ControlAccess, NodeRegistry, StoredList, flower_key
 from wattfleet_flower.superlink.keeper import Keeper
-from wattfleet_flower.superlink.node_registry import NodeRegistry, flower_key
-from wattfleet_flower.superlink.server_certificate import RefusedError, ServerCertificate
-from wattfleet_flower.superlink.tls_files import WatchedFiles
+from wattfleet_flower.superlink.server_certificate import RefusedError, ServerCertificate, WatchedFiles
 from wattfleet_identity.certificates import matches
-from wattfleet_identity.endpoint import Endpoint
-from wattfleet_identity.identity_folder import write_identity
+from wattfleet_identity.channels import Endpoint
+from wattfleet_identity.identity_folder import FOR_SUPERLINK, proof_of, write_identity
 from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
-from wattfleet_identity.proofs import FOR_SUPERLINK, proof_of
 from wattfleet_identity.supernode_folder import SuperNodeKey
 from wattfleet_io.clock import utc_now
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc

@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from tests.fakes.polling import until
-from wattfleet_simulation.flower import FlowerDeployment, Node
-from wattfleet_simulation.processes import Part, Parts
+from wattfleet_simulation.flower import FlowerDeployment, Node, Part, Parts
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(180)]
 

@@ -18,7 +18,7 @@ import grpc
 import psutil
 import pytest
 
-from edge_agent.exporter.served_address import read_url
+from edge_agent.exporter import read_url
 from tests.fakes import lasting_agent
 from tests.fakes.coordinator_process import CoordinatorProcess
 from tests.fakes.fitting_here import fitting_here

@@ -20,7 +20,7 @@ import pytest
 from tests.fakes.certified import CertifiedFleet
 from tests.fakes.http_attacks import client_hello, connect, ends
 from wattfleet.errors import InvalidInputError
-from wattfleet_identity.certificate_check import CertificateCheck
+from wattfleet_identity.certificates import CertificateCheck
 from wattfleet_identity.http_access import HttpAccess
 from wattfleet_identity.http_server import HttpLimits, caller_of, serving_http
 from wattfleet_identity.identity_folder import Identity

@@ -19,11 +19,11 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from edge_agent.exporter.served_address import read_url
+from edge_agent.exporter import read_url
 from tests.fakes.polling import until
 from tests.fakes.secret_hunt import ProcessWatch, Secrets, is_key_file
 from wattfleet.errors import WattfleetError
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_identity.invites import new_token
 from wattfleet_io import cli
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edge_agent.profiling.mode_measurement import MeasurementError, ProfilerSettings
-from edge_agent.serving.inference_measuring import InferenceMeasuring
+from edge_agent.serving.duty_planning import InferenceMeasuring
 from edge_agent.serving.server_stream import ServerGoneError
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.planned_duty import FAST, HALF, Planning

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.devices.device import DutyNotKeptError
-from edge_agent.serving.batching import Batching
-from edge_agent.serving.turns import Kind
+from edge_agent.serving.turns import Batching, Kind
 from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
 from tests.fakes.real_time_board import MODE, OTHER, PARKED

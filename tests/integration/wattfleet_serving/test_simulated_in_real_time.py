@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_agent.devices.virtual.live_simulated import LiveSimulatedDevice
-from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.simulated import LiveSimulatedDevice, SimulatedDevice
 from tests.fakes.duty_agent import DutyAgent, duty_agent_at
 from tests.fakes.polling import until
 from wattfleet.duties import ConstantArrivals, Duty

@@ -11,7 +11,7 @@ import pytest
 
 import reference_models
 from wattfleet_io.cli import main
-from wattfleet_simulation.processes import environment
+from wattfleet_simulation.flower import environment
 
 HEADER = "cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw\n"
 ROW = "4,1190400,306000000,665600000,462.3,10931\n"

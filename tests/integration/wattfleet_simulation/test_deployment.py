@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from wattfleet_identity.authority import SERVER_NAME
-from wattfleet_identity.endpoint import require_identity
+from wattfleet_identity.channels import require_identity
 from wattfleet_io.cli import main
 from wattfleet_proto.v1 import view_pb2, view_pb2_grpc
 from wattfleet_simulation import simulate

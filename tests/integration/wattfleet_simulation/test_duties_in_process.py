@@ -16,8 +16,8 @@ from tests.fakes.fleet_in_process import InProcessGrid, running_fleet
 from tests.fakes.polling import until
 from wattfleet_flower import PowerAware, power_mode_mod, profiled
 from wattfleet_proto.convert import kept_duty_from_message
-from wattfleet_simulation.devices import SimulatedDevice
-from wattfleet_simulation.report_duties import duties_of
+from wattfleet_simulation.report import duties_of
+from wattfleet_simulation.settings import SimulatedDevice
 
 BOARD = "orin-nano-0"
 DUTY = "mobilenetv3:30:1500"

@@ -13,13 +13,11 @@ from flwr.serverapp.strategy import FedAvg
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from wattfleet.modes import Workload
-from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS, BaselineTraining
-from wattfleet_simulation.devices import SimulatedDevice
+from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS, BaselineTraining, Federation, Model, StoppedError
 from wattfleet_simulation.digits_app.client_app import train_locally
 from wattfleet_simulation.digits_app.task import NETWORKS, evaluate
-from wattfleet_simulation.federation import Federation, Model, StoppedError
 from wattfleet_simulation.flower_task import be_task
-from wattfleet_simulation.settings import SimulatedApp, SimulationSettings
+from wattfleet_simulation.settings import SimulatedApp, SimulatedDevice, SimulationSettings
 
 APP, DEVICES, SEED = SimulatedApp("perceptron", 16, local_epochs=(1,)), 8, 4
 CONFIG = {
@@ -155,7 +153,7 @@ def test_the_end_of_a_simulation_ends_its_baselines_within_a_minibatch(
     monkeypatch.setattr("wattfleet_simulation.digits_app.task._SHIFTS_PER_EPOCH", 3_000)
     begun = threading.Event()
     with BaselineTraining(settings_of(APP), boards) as baselines:
-        monkeypatch.setattr("wattfleet_simulation.federation.evaluate", lambda *_: (begun.set(), (0.0, 0.1))[1])
+        monkeypatch.setattr("wattfleet_simulation.baselines.evaluate", lambda *_: (begun.set(), (0.0, 0.1))[1])
         baselines.begin(1, APP, Workload("digits"))
         assert begun.wait(60)
     # An epoch would take minutes.

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.settings import PolicySettings
-from edge_agent.devices.virtual.span_file import DatedWork, SpanFile
+from edge_agent.devices.virtual.simulated import DatedWork, SpanFile
 from edge_agent.paths import PREDICTOR_DIRECTORY, WORK_FILE
 from edge_agent.profiling.known_workload import BUILT_IN
 from tests.fakes.fitting_here import fitting_here

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from wattfleet_simulation.devices import device_specs
 from wattfleet_simulation.report_html import repeat_command
+from wattfleet_simulation.settings import device_specs
 
 
 def test_command_repeats_the_fleet() -> None:

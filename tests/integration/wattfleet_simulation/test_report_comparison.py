@@ -11,17 +11,16 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from edge_agent.devices.virtual.span_file import DatedWork
+from edge_agent.devices.virtual.simulated import DatedWork
 from tests.fakes.simulated_report import IDLE_W, successful_report, way_values
 from wattfleet.modes import PowerMode
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS
 from wattfleet_simulation.comparison import THIS_RUN, compared, not_compared, own_way, verdict
-from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.report_figures import figures
 from wattfleet_simulation.report_html import write_html
-from wattfleet_simulation.settings import SimulatedApp, SimulationSettings
+from wattfleet_simulation.settings import SimulatedApp, SimulatedDevice, SimulationSettings
 
 PLANNED, OTHER = PowerMode(4, 1, 1, 1), PowerMode(2, 1, 1, 1)
 

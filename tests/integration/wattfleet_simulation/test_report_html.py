@@ -15,16 +15,16 @@ import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 
-from edge_agent.devices.virtual.span_file import SpanFile
+from edge_agent.devices.virtual.simulated import SpanFile
 from edge_agent.paths import SERVED_FILE
-from edge_agent.serving.served_spans import ServedSpan
+from edge_agent.serving.device_turns import ServedSpan
 from tests.fakes.browser import browsing
 from tests.fakes.simulated_report import FLEET, mode_values, successful_report
 from wattfleet.modes import PowerMode
-from wattfleet_simulation.devices import SimulatedDevice
-from wattfleet_simulation.report_duties import duties_of
-from wattfleet_simulation.report_duty_figures import duty_figures
+from wattfleet_simulation.report import duties_of
+from wattfleet_simulation.report_figures import duty_figures
 from wattfleet_simulation.report_html import device_styles, figures, repeat_command, write_html
+from wattfleet_simulation.settings import SimulatedDevice
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from flwr.serverapp.strategy import FedAvg
 from coordinator.cli.client import CoordinatorClient
 from coordinator.settings import PolicySettings
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.workload_folders import folder_name
+from edge_agent.profiling.stored_profile import folder_name
 from tests.fakes.fitting_here import fitting_here
 from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet
 from tests.fakes.polling import until
 from wattfleet_flower import PowerAware, power_mode_mod, profiled
-from wattfleet_identity.endpoint import Endpoint
+from wattfleet_identity.channels import Endpoint
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 
 FLEET = {"agx-orin-0": "simulated:agx-orin", "orin-nano-0": "simulated:orin-nano"}

@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.budgets.site_file import SiteFile
 from coordinator.errors import NoDevicesError, UnknownRecordError
+from coordinator.state.agents import DeviceRules
 from coordinator.state.fleet import Fleet
-from coordinator.state.placement import DeviceRules
 from coordinator.state.preview import RoundPreview
 from coordinator.state.records import DeviceOverrides, DeviceResult, ObservedTraining, RoundRecord
 from tests.fakes.fronts import columns_of

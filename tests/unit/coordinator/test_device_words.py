@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.display.device_words import (
+from coordinator.display.values import trainings_words
+from coordinator.display.words import (
+    RunNames,
     granted,
     in_state_for,
     last_training,
@@ -17,8 +19,6 @@ from coordinator.display.device_words import (
     trust,
     worst_first,
 )
-from coordinator.display.run_totals import trainings_words
-from coordinator.display.run_words import RunNames
 
 NOW = 10_000.0
 NAMES = RunNames([{"run_id": "4711", "name": "digits-night"}])

@@ -10,8 +10,7 @@ import pytest
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.writer import Writer
 from coordinator.services.orders import Orders
-from coordinator.services.planning import PlanningServicer
-from coordinator.services.round_planning import RoundPlanning
+from coordinator.services.planning import PlanningServicer, RoundPlanning
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.records import ObservedTraining, RoundRecord

@@ -11,17 +11,15 @@ import pytest
 from coordinator.budgets.budget_watch import BudgetChange
 from coordinator.errors import SourceFailedError
 from coordinator.services.event_log import EventLog
-from coordinator.state.event_records import EventRecord
 from coordinator.state.fleet import Fleet
 from coordinator.state.names import default_run_name, distinct_run_name
-from coordinator.state.records import DeviceRecord
+from coordinator.state.records import DeviceRecord, EventRecord
 from tests.fakes.small_fleet import NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, restarted, small_fleet
 from tests.fakes.watched_budgets import METER, NOON, Watched, run
 from wattfleet.budgets import ConstantBudget, DailySchedule, InForce, Override
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.board_sample import BoardSample
-from wattfleet_proto.device_state import DeviceState
-from wattfleet_proto.run_names import label_of, require_labels, require_run_name
+from wattfleet_proto.device_state import BoardSample, DeviceState
+from wattfleet_proto.names import label_of, require_labels, require_run_name
 
 
 class Events:

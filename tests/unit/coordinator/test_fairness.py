@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.errors import NoDevicesError
+from coordinator.state.contention import WaitingRuns
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord
-from coordinator.state.waiting_runs import WaitingRuns
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import make_ready
 from wattfleet.errors import InfeasibleBudgetError, NoCandidatesError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.budgets.site_file import SiteFile
+from coordinator.state.agents import DeviceRules
 from coordinator.state.fleet import Fleet
-from coordinator.state.placement import DeviceRules
 from coordinator.state.records import DeviceResult, ObservedTraining
 from tests.fakes.obedient_devices import confirm_all, end_training, train
 from tests.fakes.small_fleet import (

@@ -10,8 +10,14 @@ from coordinator.budgets.site_file import SiteFile
 from coordinator.errors import NoDevicesError, StillInUseError
 from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord
-from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime, StoredGrants
+from coordinator.state.records import (
+    DeviceResult,
+    GivenUpTraining,
+    GrantLifetime,
+    ObservedTraining,
+    RoundRecord,
+    StoredGrants,
+)
 from tests.fakes.fronts import front
 from tests.fakes.obedient_devices import confirm_all, end_training, train
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, restarted, small_fleet

@@ -18,9 +18,7 @@ from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
 from tests.unit.coordinator.test_changed_duties import KEPT
 from wattfleet.budgets import InForce
 from wattfleet.modes import Workload
-from wattfleet_proto.board_sample import BoardSample
-from wattfleet_proto.device_state import DeviceState, GrantPhase
-from wattfleet_proto.preset_point import PresetPoint
+from wattfleet_proto.device_state import BoardSample, DeviceState, GrantPhase, PresetPoint
 
 WAITING = "a run that waits"
 PRESETS = (PresetPoint("MAXN", front((10, 50)), True),)

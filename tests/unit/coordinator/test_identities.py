@@ -20,8 +20,7 @@ from coordinator.errors import (
     UsedUpInviteError,
 )
 from coordinator.state.identities import Identities
-from coordinator.state.identity_records import CertificateRecord
-from coordinator.state.invite_terms import MAX_TTL, MAX_USES, Admission, Application, Terms
+from coordinator.state.identity_records import MAX_TTL, MAX_USES, Admission, Application, CertificateRecord, Terms
 from wattfleet.errors import InvalidInputError
 from wattfleet_identity.invites import token_hash
 from wattfleet_identity.peers import Peer, Role

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.interpreter import serve_many
+from coordinator.server import serve_many
 
 
 class Ring:

@@ -9,13 +9,18 @@ import pytest
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.writer import Writer
 from coordinator.services.orders import Orders
-from coordinator.services.planning import PlanningServicer
-from coordinator.services.round_planning import RoundPlanning
+from coordinator.services.planning import PlanningServicer, RoundPlanning
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
-from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord, parts_of
-from coordinator.state.stored_grants import GivenUpTraining, StoredGrants
-from coordinator.store.rows import round_values
+from coordinator.state.records import (
+    DeviceResult,
+    GivenUpTraining,
+    ObservedTraining,
+    RoundRecord,
+    StoredGrants,
+    parts_of,
+)
+from coordinator.store.tables import round_values
 from tests.fakes.obedient_devices import confirm_all, end_training, train
 from tests.fakes.plaintext_context import PlaintextContext
 from tests.fakes.recording_store import RecordingStore

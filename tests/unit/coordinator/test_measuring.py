@@ -9,21 +9,17 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.display.device_words import granted
-from coordinator.display.run_words import RunNames
-from coordinator.errors import RunEndedError, StillInUseError, UnknownRecordError
+from coordinator.display.words import RunNames, granted
+from coordinator.errors import RunEndedError, StillInUseError, StoreUnavailableError, UnknownRecordError
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.writer import Writer
 from coordinator.services.orders import Orders, grant_to_message
-from coordinator.services.planning import PlanningServicer
-from coordinator.services.round_planning import RoundPlanning
+from coordinator.services.planning import PlanningServicer, RoundPlanning
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.measuring import SURVEYED_OF_KIND
 from coordinator.state.preview import RoundPreview
-from coordinator.state.records import StoredRecord
-from coordinator.state.stored_grants import GivenUpTraining, StoredGrants
-from coordinator.store.errors import StoreUnavailableError
+from coordinator.state.records import GivenUpTraining, StoredGrants, StoredRecord
 from tests.fakes.obedient_devices import confirm_all, end_training, train
 from tests.fakes.plaintext_context import PlaintextContext
 from tests.fakes.recording_store import RecordingStore
@@ -33,7 +29,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
 from wattfleet.planning.policies import FastestK
 from wattfleet_proto.device_state import DeviceState, GrantPhase
-from wattfleet_proto.measuring_limits import SURVEY_MODES
+from wattfleet_proto.limits import SURVEY_MODES
 from wattfleet_proto.v1 import planning_pb2
 
 APP = Workload("digits")

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.page.axis import round_log_values, round_values
-from coordinator.page.timeline import Timeline
+from coordinator.page.plots import Timeline, round_log_values, round_values
 from wattfleet_io.console import duration_text
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from coordinator.errors import NoDevicesError
 from coordinator.state.fleet import Fleet
-from coordinator.state.node_predictions import predict_nodes
-from coordinator.state.preview import RoundPreview
+from coordinator.state.preview import RoundPreview, predict_nodes
 from coordinator.state.records import NodeRecord, RoundRecord
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, small_fleet
 

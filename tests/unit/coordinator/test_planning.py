@@ -8,16 +8,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from coordinator.errors import NoDevicesError, RunEndedError
+from coordinator.errors import NoDevicesError, RunEndedError, StoreUnavailableError
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.writer import Writer
 from coordinator.services.orders import Orders
-from coordinator.services.planning import PlanningServicer
-from coordinator.services.round_planning import RoundPlanning
+from coordinator.services.planning import PlanningServicer, RoundPlanning
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.records import RoundRecord
-from coordinator.store.errors import StoreUnavailableError
 from tests.fakes.plaintext_context import PlaintextContext
 from tests.fakes.recording_store import RecordingStore
 from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, small_fleet

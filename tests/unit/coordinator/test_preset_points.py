@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.state.preset_points import PresetPoints
+from coordinator.state.operator import PresetPoints
 from tests.fakes.fronts import front
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import presets_from_messages, presets_to_messages
-from wattfleet_proto.preset_point import MAX_PRESETS, PresetPoint
+from wattfleet_proto.device_state import MAX_PRESETS, PresetPoint
 
 MAXN = PresetPoint("MAXN", front((10, 50), warmup_s=2.0), True)
 

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord
-from coordinator.state.rounds import cache as round_cache
+from coordinator.state.rounds import ledger as round_cache
 from tests.fakes.records_to_store import finished_round, planned_round
 from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, small_fleet
 from wattfleet.planning import History

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from coordinator.histograms import Histogram
-from coordinator.metrics.fleet_collector import FleetCollector
+from coordinator.metrics import FleetCollector
 from coordinator.state.fleet import Fleet
 from coordinator.state.preview import RoundPreview
 from coordinator.state.records import DeviceResult
@@ -16,7 +16,7 @@ from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NODES, RUN, make_ready, small_fleet
 from wattfleet.budgets import InForce
 from wattfleet.planning.policies import FastestK
-from wattfleet_proto.board_sample import BoardSample
+from wattfleet_proto.device_state import BoardSample
 
 
 def value(fleet: Fleet, name: str, only: tuple[str, ...] = (), **labels: str) -> float | None:

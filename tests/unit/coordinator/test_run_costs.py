@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from coordinator.page.queries import Queries
-from coordinator.page.run_costs import RunCosts
+from coordinator.page.snapshots import RunCosts
 from wattfleet_proto.v1 import view_pb2
 
 

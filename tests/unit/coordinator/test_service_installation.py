@@ -18,7 +18,7 @@ from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.systemd.installation import SETTINGS_PATH, STATE_DIRECTORY, UNIT_PATH, USER, USER_PATH
 from tests.fakes.shell import command
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.systemd.ownership import InstalledCode
+from wattfleet_io.systemd import InstalledCode
 
 Commands = Callable[..., Result]
 OF_THE_AGENT_ALONE = {
@@ -34,7 +34,7 @@ OF_THE_AGENT_ALONE = {
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     """Run a command on an image in `tmp_path`, as if from an installation that only root can write to."""
     code = InstalledCode(program=Path("/bin/sh"), interpreter=(), imported=())
-    monkeypatch.setattr("wattfleet_io.systemd.ownership.running_code", lambda: code)
+    monkeypatch.setattr("wattfleet_io.systemd.running_code", lambda: code)
     return lambda *words: command(*words, "--root", str(tmp_path), columns=200)
 
 

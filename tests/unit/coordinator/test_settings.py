@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli.commands import ServeCommand
-from coordinator.composition import policy_of, selection_of, site_of
+from coordinator.server import policy_of, selection_of, site_of
 from coordinator.settings import (
     ENVIRONMENT_PREFIX,
     CoordinatorSettings,
@@ -15,8 +15,7 @@ from coordinator.settings import (
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Selection
 from wattfleet.planning.policies import POLICIES, AllDevices, Deadline, FastestK, Policy, Progress
-from wattfleet_io.settings.loading import load
-from wattfleet_io.settings.model import keys_of
+from wattfleet_io.settings.model import keys_of, load
 from wattfleet_io.settings.toml_text import as_toml
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from coordinator.services.orders import Orders, ResponseStream
 from coordinator.state.fleet import Fleet
-from coordinator.state.shared_modes import Kind, SharedModes
+from coordinator.state.measuring import Kind, SharedModes
 from tests.fakes.small_fleet import ORIN_FRONT, RUN
 from wattfleet.modes import MeasuredUnit, Measurement, PowerMode, Workload
 from wattfleet.planning import Allowance

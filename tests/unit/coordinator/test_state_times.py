@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.services.state_times import StateTimes
-from coordinator.state.live_samples import LiveSamples
+from coordinator.services.event_log import StateTimes
+from coordinator.state.power_draw import LiveSamples
 from coordinator.state.records import DeviceRecord
 from wattfleet_io.clock import VirtualClock
-from wattfleet_proto.board_sample import BoardSample
 from wattfleet_proto.convert import provenance_from_message
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import BoardSample, DeviceState
 from wattfleet_proto.v1 import power_pb2
 
 SIMULATED = provenance_from_message(power_pb2.PROVENANCE_SIMULATED)

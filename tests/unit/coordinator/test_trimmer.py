@@ -6,13 +6,12 @@ import asyncio
 
 import pytest
 
+from coordinator.errors import StoreFullError
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.writer import Writer
-from coordinator.services.orders import Orders
-from coordinator.services.trimmer import Trimmer
+from coordinator.services.orders import Orders, Trimmer
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord, StoredRecord
-from coordinator.store.errors import StoreFullError
 from tests.fakes.obedient_devices import confirm_all
 from tests.fakes.recording_store import RecordingStore
 from tests.fakes.small_fleet import NODES, RUN, small_fleet

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from coordinator.cli.watching import Viewport
-from wattfleet_io.keyboard import keyboard
+from coordinator.cli.options import Viewport
+from wattfleet_io.console import keyboard
 
 LINES = 30
 CONTENT = Text("\n".join(f"device-{k}" for k in range(LINES)))

@@ -7,7 +7,7 @@ import pytest
 from coordinator.errors import NoDevicesError
 from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.node_predictions import predict_nodes
+from coordinator.state.preview import predict_nodes
 from coordinator.state.records import RoundRecord
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet

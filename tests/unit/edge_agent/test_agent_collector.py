@@ -8,14 +8,12 @@ from datetime import datetime, timezone
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge_agent.exporter.collector import AgentCollector
-from edge_agent.exporter.figures import AgentFigures, DeviceFacts
+from edge_agent.exporter import AgentCollector, AgentFigures, DeviceFacts
 from tests.fakes.documented_metrics import DocumentedMetric, documented_metrics_of_agents
 from tests.fakes.promtool import promtool
 from wattfleet.duties import KeptDuty
 from wattfleet.modes import PowerMode
-from wattfleet_proto.board_sample import BoardSample
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import BoardSample, DeviceState
 
 HOT = BoardSample(42.5, 71.0, PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000), 3, 0.5, 0.9, 1_200.0)
 KEPT = KeptDuty("camera", 500, 0.95, 29.5, 12, 2, (*[1] * 11, *[0] * 6), 1500.0, 350.0, 4, 0.5, 1)

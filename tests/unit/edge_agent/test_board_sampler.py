@@ -9,10 +9,10 @@ import pytest
 
 from edge_agent.devices.device import Conditions
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.runtime.board_sampler import BoardSampler
+from edge_agent.runtime.states import BoardSampler
 from tests.fakes.scripted_device import OTHER, ScriptedDevice
-from wattfleet_proto.board_sample import BoardSample
 from wattfleet_proto.convert import board_sample_from_message, board_sample_to_message
+from wattfleet_proto.device_state import BoardSample
 from wattfleet_proto.v1 import session_pb2
 
 

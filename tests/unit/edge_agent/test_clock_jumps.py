@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import edge_agent
-from edge_agent.devices.meters.polled_meter import PolledMeter
+from edge_agent.devices.meters import PolledMeter
 from wattfleet_io.clock import SystemClock
 
 WALL_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}

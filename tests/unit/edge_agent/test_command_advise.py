@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from edge_agent.cli.advise import app
+from edge_agent.cli.choose import app
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from edge_agent.training.knob_backup import BACKUP_FILE, KnobBackup, backed_up
+from edge_agent.training.mode_change import BACKUP_FILE, KnobBackup, backed_up
 from tests.fakes.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, ORIN_NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import CPU, FakedJetson, open_sysfs
@@ -245,7 +245,7 @@ def test_a_full_disk_leaves_the_device_untouched(run, jetson, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("edge_agent.training.knob_backup.replace_file", full)
+    monkeypatch.setattr("edge_agent.training.mode_change.replace_file", full)
     refused(run("apply", MODE), 1, "No space left on device; the device was not changed")
     assert jetson.written == []
 

@@ -14,7 +14,7 @@ import pytest
 from edge_agent.cli.choose import _PROBABILITY
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.profiling.stored_profile import WorkloadFolders
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fakes.stored_workloads import only_workload

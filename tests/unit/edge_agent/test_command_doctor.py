@@ -9,11 +9,11 @@ import pytest
 
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.tree import Tree
-from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
+from edge_agent.training.mode_change import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, FAKED_BOARDS, NANO, ORIN_NANO
 from tests.fakes.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs
 from wattfleet_io.clock import SystemClock
-from wattfleet_io.systemd.ownership import InstalledCode
+from wattfleet_io.systemd import InstalledCode
 
 EXISTING = Path("/usr/bin/env")
 
@@ -24,7 +24,7 @@ def installed(monkeypatch):
 
     def be(program=EXISTING, imported=(), writable=None):
         code = InstalledCode(program, (), imported)
-        monkeypatch.setattr("wattfleet_io.systemd.ownership.running_code", lambda: code)
+        monkeypatch.setattr("wattfleet_io.systemd.running_code", lambda: code)
         monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, look_at=os.stat: writable)
 
     be()
@@ -118,7 +118,7 @@ def test_a_machine_that_is_no_jetson_is_told_what_it_can_be_used_for(look, tmp_p
 def host(tmp_path, as_device, monkeypatch):
     """A fake workstation without a GPU, which `auto` selects."""
     monkeypatch.setattr("edge_agent.devices.selection.is_jetson", lambda tree: False)
-    monkeypatch.setattr("edge_agent.diagnosis.machine.is_jetson", lambda tree: False)
+    monkeypatch.setattr("edge_agent.diagnosis.is_jetson", lambda tree: False)
     root = tmp_path / "workstation"
 
     def put(path, text):

@@ -12,7 +12,7 @@ import reference_models
 from edge_agent.cli.options import DEFAULT_TOLERANCE
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.sysfs import SysfsDevice
-from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
+from edge_agent.training.mode_change import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fakes.stored_workloads import only_workload

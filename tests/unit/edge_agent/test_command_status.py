@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
-from edge_agent.exporter.served_address import noted
+from edge_agent.exporter import noted
 from edge_agent.paths import SESSION_FILE
-from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal, RoundRecord, to_line
+from edge_agent.profiling.journal import Discarded, ModeRecord, Renewal, RoundRecord, to_line
 from edge_agent.session.status import SessionNews
-from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
+from edge_agent.training.mode_change import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import NANO, ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from tests.fakes.stored_workloads import only_workload

@@ -10,7 +10,7 @@ import pytest
 
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
-from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.profiling.stored_profile import WorkloadFolders
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from tests.fixtures.edge_agent import PROFILED
@@ -88,7 +88,7 @@ def test_throttling_is_counted_from_the_beginning_of_the_watch(agent, jetson, tm
         board.clock.sleep_s(1)
         jetson.put("/sys/class/hwmon/hwmon1/oc2_event_cnt", 5)
 
-    monkeypatch.setattr("edge_agent.cli.watch._wait", throttle)
+    monkeypatch.setattr("edge_agent.cli.status._wait", throttle)
     seen = lines(agent("watch", "--seconds", 1, "--json", "--state-dir", tmp_path))
     assert [sample["throttled"] for sample in seen] == [0, 2]
 
@@ -102,7 +102,7 @@ def test_ctrl_c_ends_it_and_nothing_was_changed(agent, jetson, tmp_path, monkeyp
     before = jetson.everything()
     waited = iter(range(3))
     monkeypatch.setattr(
-        "edge_agent.cli.watch._wait",
+        "edge_agent.cli.status._wait",
         lambda board: next(waited, None) is None and os.kill(os.getpid(), signal.SIGINT),
     )
     ended = agent("watch", "--json", "--state-dir", tmp_path)

@@ -12,9 +12,9 @@ import pytest
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
 from edge_agent.profiling.stored_profile import read_profile
-from edge_agent.session.latest_welcome import WelcomeFile
 from edge_agent.session.outbox import OutboxFile
-from edge_agent.training.knob_backup import BACKUP_FILE, KnobBackupError, backed_up
+from edge_agent.session.status import WelcomeFile
+from edge_agent.training.mode_change import BACKUP_FILE, KnobBackupError, backed_up
 from wattfleet.errors import InvalidInputError
 
 HEADER = JournalHeader("jetson-07", "orin-nano", "hardware", "resnet18-imagenet", 16)

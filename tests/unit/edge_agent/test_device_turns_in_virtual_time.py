@@ -13,7 +13,7 @@ import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.serving.device_turns import DeviceTurns
-from edge_agent.serving.duty_device import DutyDevice
+from edge_agent.serving.serving_board import DutyDevice
 from edge_agent.serving.turns import Kind
 from tests.fakes.duty_agent import LiveBoard, duty
 from tests.fakes.real_time_board import MODE, OTHER, PARKED

@@ -14,7 +14,7 @@ import pytest
 from edge_agent.learning.workloads import Workloads
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError
-from edge_agent.profiling.workload_folders import WorkloadFolders
+from edge_agent.profiling.stored_profile import WorkloadFolders
 from edge_agent.settings import WorkloadSettings
 from wattfleet.modes import Workload
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.diagnosis.finding import Finding
-from edge_agent.diagnosis.identity import identity_findings
+from edge_agent.diagnosis import Finding, identity_findings
 from edge_agent.systemd.installation import SETTINGS_PATH, InstalledConnection, ServiceSettings
 from wattfleet_identity.authority import CertificateAuthority
 from wattfleet_identity.certificates import new_key, request_certificate

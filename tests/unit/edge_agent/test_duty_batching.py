@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.learning.fitted_modes import NoFrontError
-from edge_agent.serving.batching import Batching
+from edge_agent.learning.fitting import NoFrontError
+from edge_agent.serving.turns import Batching
 from tests.fakes.planned_duty import FAST, HALF, MODES, NONE, SLOW, TRAINING, Planning, duty
 from wattfleet.choosing import KnownModes
 from wattfleet.duties import Demand, keep_duty

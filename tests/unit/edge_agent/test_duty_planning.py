@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.learning.fitted_modes import FittedModes, NoFrontError
+from edge_agent.learning.fitting import FittedModes, NoFrontError
 from edge_agent.profiling.known_workload import KnownWorkload
-from edge_agent.serving.duty_now import DutyNow
+from edge_agent.serving.duty_figures import DutyNow
 from tests.fakes.planned_duty import FAST, HALF, MODES, NONE, SLOW, TRAINING, Planning, duty
 from wattfleet.duties import Duty, MeasuredArrivals, ModesWithDuty
 from wattfleet.errors import InvalidInputError, WattfleetError

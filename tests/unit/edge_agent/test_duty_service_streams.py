@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from edge_agent.runtime.socket_errors import STATUS
+from edge_agent.runtime.app_requests import STATUS
 from edge_agent.serving.device_turns import DeviceTurns
-from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.duty_figures import DutyFile
 from edge_agent.serving.duty_service import DutyServicer, TooManyAppsError
-from edge_agent.serving.inference_rows import InferenceRows
+from edge_agent.serving.inference import InferenceRows
 from edge_agent.serving.server_stream import ServerGoneError
 from edge_agent.serving.turns import Kind
 from tests.fakes.duty_agent import LiveBoard, duty

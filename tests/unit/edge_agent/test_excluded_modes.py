@@ -5,13 +5,11 @@ import shutil
 
 import pytest
 
-from edge_agent.devices.mode_names import mode_argument
+from edge_agent.devices.sysfs import mode_argument
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.disturbance import DEFAULT_LIMITS
-from edge_agent.profiling.excluded_modes import ExcludedModes
-from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal
+from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, ModeRecord, Renewal
+from edge_agent.profiling.mode_measurement import DEFAULT_LIMITS, ExcludedModes
 from edge_agent.profiling.stored_profile import read_fitted
 from tests.fakes.stored_workloads import only_workload
 from tests.fixtures.edge_agent import PROFILED

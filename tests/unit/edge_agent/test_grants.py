@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from edge_agent.session.grants import Grants
-from edge_agent.session.held_grant import NoGrantError
-from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
+from edge_agent.session.grants import Grants, NoGrantError
+from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import power_pb2, session_pb2
 
 MODE = power_pb2.PowerMode(cores=6, cpu_khz=1_510_400, gpu_hz=624_750_000, mem_hz=2_133_000_000)

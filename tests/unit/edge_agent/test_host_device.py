@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.host import ABSENT_HZ, ABSENT_KHZ, HostDevice
-from edge_agent.devices.meters.nvml import Nvml, open_nvml
-from edge_agent.devices.meters.rapl import Rapl
+from edge_agent.devices.meters import Nvml, Rapl, open_nvml
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement, PowerMode, Profile, array_to_modes, read_profile, write_profile

@@ -14,7 +14,7 @@ import pytest
 from edge_agent.devices.device import DutyNotKeptError, PowerTrace
 from edge_agent.learning.profiling_plan import Progress
 from edge_agent.profiling.mode_measurement import ProfilerSettings
-from edge_agent.serving.inference_measuring import InferenceMeasuring
+from edge_agent.serving.duty_planning import InferenceMeasuring
 from edge_agent.serving.server_stream import ServerGoneError
 from tests.fakes.planned_duty import FAST, HALF, MODES, SLOW, Planning, duty
 from tests.fakes.real_time_board import RealTimeBoard

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.runtime.installation import installation_name
+from edge_agent.runtime.agent import installation_name
 
 
 def test_the_name_is_made_once_and_differs_from_that_of_another_installation(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.device import Activity, ModeNotAppliedError
-from edge_agent.devices.meters.polled_meter import PolledMeter
+from edge_agent.devices.meters import PolledMeter
 from tests.fakes.jetson_boards import (
     AGX_ORIN_JP5,
     FAKED_BOARDS,

@@ -5,8 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
-from edge_agent.profiling.journal_records import Discarded, MethodRecord, ModeRecord, Renewal, RoundRecord
+from edge_agent.profiling.journal import (
+    Discarded,
+    Journal,
+    JournalError,
+    JournalHeader,
+    MethodRecord,
+    ModeRecord,
+    Renewal,
+    RoundRecord,
+)
 from edge_agent.profiling.stored_profile import read_profile
 from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError

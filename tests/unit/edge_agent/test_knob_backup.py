@@ -11,7 +11,7 @@ import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.training.knob_backup import (
+from edge_agent.training.mode_change import (
     BACKUP_FILE,
     LOCK_FILE,
     DeviceBusyError,
@@ -174,7 +174,7 @@ def test_an_agent_that_was_really_killed_leaves_the_lock_and_its_device_to_the_n
 import sys
 from pathlib import Path
 from edge_agent.devices.selection import open_device
-from edge_agent.training.knob_backup import backed_up
+from edge_agent.training.mode_change import backed_up
 device = open_device(f"sysfs:{sys.argv[1]}", seed=0)
 with backed_up(device, Path(sys.argv[2])):
     device.apply(device.space.lowest)

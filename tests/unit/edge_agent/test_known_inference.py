@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from edge_agent.paths import INFERENCE_DIRECTORY
-from edge_agent.serving import inference_rows
-from edge_agent.serving.inference_rows import InferenceRows, no_rows
-from edge_agent.serving.known_inference import batch_sizes, known_inference, with_live_times
-from edge_agent.serving.live_times import LiveTimes
+from edge_agent.serving import inference
+from edge_agent.serving.inference import InferenceRows, batch_sizes, known_inference, no_rows, with_live_times
+from edge_agent.serving.turns import LiveTimes
 from wattfleet.choosing import KnownModes
 from wattfleet.duties import largest_slowdown, largest_slowdowns
 from wattfleet.errors import InvalidInputError
@@ -48,8 +47,8 @@ def test_rows_are_stored_as_a_profile_and_the_latest_of_a_mode_and_batch_counts(
 
 
 def test_the_store_is_bounded_in_rows_and_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference_rows, "MAX_ROWS", 2)
-    monkeypatch.setattr(inference_rows, "MAX_WORKLOADS", 2)
+    monkeypatch.setattr(inference, "MAX_ROWS", 2)
+    monkeypatch.setattr(inference, "MAX_WORKLOADS", 2)
     store = InferenceRows(tmp_path)
     for number, name in enumerate(("first", "second", "third")):
         store.add(name, rows_of(*((FAST, batch, 10.0, 9e3) for batch in (1, 2, 4))))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge_agent.profiling.known_workload import KnownWorkload
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, BatchOptions, Workload, WorkloadFacts
-from wattfleet_proto.loader_limits import MAX_MINIBATCHES_PER_EPOCH
+from wattfleet_proto.limits import MAX_MINIBATCHES_PER_EPOCH
 
 # To reach the same accuracy, a batch size of 64 needs twice as many samples as one of 16.
 OPTIONS = BatchOptions((16, 32, 64), (0.5, 0.75, 1.0))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.selection import folder_of_device, is_virtual, open_device
-from edge_agent.devices.virtual.live_simulated import LiveSimulatedDevice
-from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.simulated import LiveSimulatedDevice, SimulatedDevice
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Task, Workload, WorkloadFacts, array_to_modes
 from wattfleet_io.clock import Clock, SystemClock, VirtualClock

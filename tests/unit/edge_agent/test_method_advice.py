@@ -10,9 +10,9 @@ import pytest
 
 import reference_models
 from edge_agent.devices.selection import open_virtual_board
-from edge_agent.learning.method_advice import advised_profile, board_figures
+from edge_agent.learning.profiling_plan import advised_profile, board_figures
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.measuring_time import measuring_s
+from edge_agent.profiling.mode_measurement import measuring_s
 from edge_agent.profiling.profiler import Profiler
 from wattfleet.choosing import ProfilingMethod, WorkloadChanges, compare_methods
 from wattfleet.errors import InvalidInputError

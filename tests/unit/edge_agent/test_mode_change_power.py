@@ -13,7 +13,7 @@ import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.nvpmodel import RebootNeededError
-from edge_agent.devices.virtual.board_parameters import board_parameters
+from edge_agent.devices.virtual.physics import board_parameters
 from tests.fakes.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, CAP_4_5, FAKED_BOARDS, NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs

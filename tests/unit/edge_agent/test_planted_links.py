@@ -11,10 +11,9 @@ import pytest
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
 from edge_agent.profiling.profiled_workload import built_in_workload
-from edge_agent.runtime.agent import run_agent
-from edge_agent.runtime.installation import installation_name
+from edge_agent.runtime.agent import installation_name, run_agent
 from edge_agent.session.outbox import OutboxFile
-from edge_agent.training.knob_backup import LOCK_FILE, KnobBackupError, backed_up
+from edge_agent.training.mode_change import LOCK_FILE, KnobBackupError, backed_up
 from tests.fakes.agent_settings import agent_settings
 from wattfleet.errors import InvalidInputError
 

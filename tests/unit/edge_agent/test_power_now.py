@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.device import PowerTrace
-from edge_agent.devices.meters.polled_meter import PolledMeter
-from edge_agent.devices.meters.power_now import latest_power_mw, power_now_mw
+from edge_agent.devices.meters import PolledMeter, latest_power_mw, power_now_mw
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.diagnosis.live_samples import samples
+from edge_agent.diagnosis import samples
 from wattfleet_io.clock import VirtualClock
 
 

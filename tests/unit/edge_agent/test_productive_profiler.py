@@ -8,11 +8,10 @@ import pytest
 
 from edge_agent.devices.device import Conditions, ModeNotAppliedError
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.disturbance import Limits
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.mode_measurement import ProfilerSettings
-from edge_agent.profiling.productive_profiler import ProductiveProfiler
-from edge_agent.workloads.step import StepTimes
+from edge_agent.profiling.mode_measurement import Limits, ProfilerSettings
+from edge_agent.profiling.profiler import ProductiveProfiler
+from edge_agent.workloads.loading import StepTimes
 from wattfleet.modes import Profile, array_to_modes
 
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)

@@ -14,7 +14,7 @@ from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import MeasurementError, ProfilerSettings
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.loading import StepTimes
 from tests.fakes.jetson_boards import CAP_6, ORIN_NANO
 from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs
 from tests.fakes.scripted_device import MODE, OTHER, ScriptedDevice

@@ -12,9 +12,8 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
-from edge_agent.profiling.disturbance import DisturbedError, Limits, TooHotError
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.mode_measurement import ProfilerSettings
+from edge_agent.profiling.mode_measurement import DisturbedError, Limits, ProfilerSettings, TooHotError
 from edge_agent.profiling.profiler import Profiler
 from tests.fakes.scripted_device import MODE, OTHER, ScriptedDevice
 from wattfleet.errors import InvalidInputError

@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
-from edge_agent.runtime.state_reporter import StateReporter
-from edge_agent.runtime.states import DeviceFailed, TrainingBegan, TrainingEnded
+from edge_agent.runtime.states import DeviceFailed, StateReporter, TrainingBegan, TrainingEnded
 from edge_agent.session.grants import Grants
 from edge_agent.settings import RecoverySettings
 from wattfleet_proto.v1 import session_pb2

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edge_agent.devices.virtual.replay import ReplayDevice
+from edge_agent.devices.virtual.simulated import ReplayDevice
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, modes_to_array
 

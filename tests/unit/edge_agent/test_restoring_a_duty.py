@@ -4,7 +4,7 @@ from typing import Any
 
 from edge_agent.runtime.agent import restore_duty
 from edge_agent.serving.device_turns import DeviceTurns
-from edge_agent.serving.duty_file import DutyFile
+from edge_agent.serving.duty_figures import DutyFile
 from tests.fakes.duty_agent import LiveBoard, duty
 from tests.fakes.real_time_board import MODE
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.session.revoked_certificates import RevokedCertificates
+from edge_agent.session.certificate_keeper import RevokedCertificates
 
 
 def test_they_are_known_after_a_restart_until_the_coordinator_names_others(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from wattfleet_identity.certificates import new_key, request_certificate
 from wattfleet_identity.identity_folder import Identity, write_identity
 from wattfleet_identity.peers import Peer, Role
 from wattfleet_io.clock import utc_now
-from wattfleet_io.systemd.ownership import InstalledCode
+from wattfleet_io.systemd import InstalledCode
 
 CODE = InstalledCode(program=Path("/bin/sh"), interpreter=(), imported=())
 OLD_EXEC = (
@@ -129,7 +129,7 @@ def test_settings_that_cannot_be_stored_are_refused(values, why):
 
 @pytest.fixture
 def install(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("wattfleet_io.systemd.ownership.running_code", lambda: CODE)
+    monkeypatch.setattr("wattfleet_io.systemd.running_code", lambda: CODE)
 
     def install(*words):
         command = ("install", "--coordinator", "site.example:7070", "--dry-run", "--allow-writable", "--root", tmp_path)

@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 
-from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.devices.virtual.span_file import SpanFile
-from edge_agent.serving.device_turns import Batching, DeviceTurns
-from edge_agent.serving.served_spans import ServedSpan
-from edge_agent.serving.serving_board import ServingBoard
-from edge_agent.serving.simulated_duty import LARGEST_BATCH, SWITCH_MS, served, simulated_duty
+from edge_agent.devices.virtual.simulated import SimulatedDevice, SpanFile
+from edge_agent.serving.device_turns import Batching, DeviceTurns, ServedSpan
+from edge_agent.serving.serving_board import LARGEST_BATCH, SWITCH_MS, ServingBoard, served, simulated_duty
 from wattfleet.choosing import KnownModes
 from wattfleet.duties import Demand, keep_duty, share_in_time
 from wattfleet.modes import PowerMode, Profile, Task

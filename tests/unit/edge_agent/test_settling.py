@@ -4,9 +4,8 @@ import pytest
 
 from benchmarks.raw_logs import read_raw_logs
 from edge_agent.devices.device import Conditions, PowerTrace
-from edge_agent.profiling.mode_measurement import ProfilerSettings
+from edge_agent.profiling.mode_measurement import ProfilerSettings, level_mw, settled_minibatch_ms, settled_power_mw
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.profiling.settling import level_mw, settled_minibatch_ms, settled_power_mw
 from wattfleet_io.clock import VirtualClock
 
 

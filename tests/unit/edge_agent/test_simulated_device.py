@@ -4,9 +4,8 @@ import pickle
 import numpy as np
 import pytest
 
-from edge_agent.devices.virtual.board_parameters import board_parameters
-from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.devices.virtual.span_file import DatedWork, SpanFile, record_work
+from edge_agent.devices.virtual.physics import board_parameters
+from edge_agent.devices.virtual.simulated import DatedWork, SimulatedDevice, SpanFile, record_work
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import (
     BOARDS,

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from edge_agent.devices.virtual.replay import ReplayDevice
-from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.serving.inference_rows import InferenceRows
-from edge_agent.serving.simulated_duty import measure_inference, require_simulated, served, simulated_duty
+from edge_agent.devices.virtual.simulated import ReplayDevice, SimulatedDevice
+from edge_agent.serving.inference import InferenceRows
+from edge_agent.serving.serving_board import measure_inference, require_simulated, served, simulated_duty
 from wattfleet.duties import ConstantArrivals, Duty
 from wattfleet.errors import InvalidInputError
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edge_agent.devices.virtual.board_parameters import inference_parameters
+from edge_agent.devices.virtual.physics import inference_parameters
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiler import Profiler
 from wattfleet.modes import BOARDS, Task, Workload, WorkloadFacts, modes_to_array, read_profile

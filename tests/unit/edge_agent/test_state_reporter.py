@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from edge_agent.runtime.state_reporter import StateReporter
-from edge_agent.runtime.states import PreparationRestarted, ProfileEnded
+from edge_agent.runtime.states import PreparationRestarted, ProfileEnded, StateReporter
 from tests.fakes.agent_socket import Reports
 
 

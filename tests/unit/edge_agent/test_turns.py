@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edge_agent.serving.live_times import LiveTimes
-from edge_agent.serving.turns import Kind, Turns
+from edge_agent.serving.turns import Kind, LiveTimes, Turns
 from wattfleet.duties import ConstantArrivals, Duty
 from wattfleet.modes import PowerMode
 

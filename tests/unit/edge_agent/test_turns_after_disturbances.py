@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.serving.live_times import LiveTimes
-from edge_agent.serving.turns import Kind, Turns
+from edge_agent.serving.turns import Kind, LiveTimes, Turns
 from wattfleet.duties import ConstantArrivals, Duty
 from wattfleet.modes import PowerMode
 

@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import pytest
 
-from edge_agent.devices.virtual.replay import ReplayDevice
-from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.simulated import ReplayDevice, SimulatedDevice
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from edge_agent.devices.virtual.deviation import DeviationField
-from edge_agent.devices.virtual.power_timeline import PowerTimeline
+from edge_agent.devices.virtual.physics import DeviationField
+from edge_agent.devices.virtual.virtual_board import PowerTimeline
 from wattfleet.modes import BOARDS
 from wattfleet_io.clock import VirtualClock
 

@@ -9,11 +9,9 @@ import pytest
 
 from edge_agent.devices.device import Provenance
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE, WORKLOAD_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.journal_records import RoundRecord
+from edge_agent.profiling.journal import Journal, JournalHeader, RoundRecord
 from edge_agent.profiling.known_workload import KnownWorkload
-from edge_agent.profiling.stored_profile import chosen_workload, read_profile
-from edge_agent.profiling.workload_folders import WorkloadFolders, folder_name
+from edge_agent.profiling.stored_profile import WorkloadFolders, chosen_workload, folder_name, read_profile
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, Workload, WorkloadFacts
 

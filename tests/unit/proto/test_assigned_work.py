@@ -13,7 +13,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.planning import EpochChoice, EpochOption
 from wattfleet_proto.assignment import AssignedWork
 from wattfleet_proto.convert import epoch_choice_to_message, epochs_of_request
-from wattfleet_proto.loader_limits import LARGEST_COUNT
+from wattfleet_proto.limits import LARGEST_COUNT
 from wattfleet_proto.v1 import planning_pb2
 
 BATCHES = st.builds(AssignedWork, st.integers(1, LARGEST_COUNT), st.floats(1e-9, 1e9), st.floats(1e-9, 1e9))

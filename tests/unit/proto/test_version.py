@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from wattfleet_proto.names import MAJOR, MINOR, ProtocolVersionError, common_version, own_version
 from wattfleet_proto.v1 import session_pb2
-from wattfleet_proto.version import MAJOR, MINOR, ProtocolVersionError, common_version, own_version
 
 
 def version(major: int, minor: int) -> session_pb2.ProtocolVersion:

@@ -12,8 +12,8 @@ from benchmarks.other_kinds import Case, measured_cases, simulated_cases
 from reference_models import load
 from wattfleet.modes import BOARDS, Profile, Task, WorkloadFacts
 from wattfleet.prediction import RooflinePredictor, restore_predictor
+from wattfleet.prediction.roofline.estimation import Surface
 from wattfleet.prediction.roofline.population import Estimate, Population
-from wattfleet.prediction.roofline.residual import Surface
 
 NANO, ORIN = BOARDS["orin-nano"].hardware, BOARDS["agx-orin"].hardware
 FACTS = WorkloadFacts(batch=16, loader_workers=4)

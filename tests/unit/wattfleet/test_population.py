@@ -11,9 +11,9 @@ from scipy.optimize import minimize
 
 from wattfleet.modes import BOARDS, Hardware, Task, WorkloadFacts
 from wattfleet.prediction.roofline import Member, Population, PowerParameters, Prior, TimeParameters
+from wattfleet.prediction.roofline.estimation import Surface
 from wattfleet.prediction.roofline.population import Estimate, _fit_effects
 from wattfleet.prediction.roofline.priors import Spreads, general_power_prior, general_time_prior
-from wattfleet.prediction.roofline.residual import Surface
 
 Values = NDArray[np.float64]
 

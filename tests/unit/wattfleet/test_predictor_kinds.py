@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-import wattfleet.prediction.kinds as kinds
+import wattfleet.prediction.predictor as kinds
 from wattfleet.errors import InvalidInputError
 from wattfleet.prediction import DEFAULT_PREDICTOR, RooflinePredictor, predictor_class, predictor_names
 

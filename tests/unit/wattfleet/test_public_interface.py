@@ -101,8 +101,8 @@ def test_production_code_imports_the_core_by_its_public_interface_only() -> None
     ("source", "folder", "expected"),
     [
         ("from wattfleet.choosing.front import Values", None, ["wattfleet.choosing.front"]),
-        ("import wattfleet.prediction.kinds", None, ["wattfleet.prediction.kinds"]),
-        ("def f():\n    from wattfleet.modes.boards import BOARDS", None, ["wattfleet.modes.boards"]),
+        ("import wattfleet.prediction.predictor", None, ["wattfleet.prediction.predictor"]),
+        ("def f():\n    from wattfleet.modes.power_mode import BOARDS", None, ["wattfleet.modes.power_mode"]),
         ("from wattfleet.choosing import front", None, ["wattfleet.choosing.front"]),
         ("from wattfleet import choosing, prediction", None, []),
         ("from wattfleet import choice", None, ["wattfleet.choice"]),

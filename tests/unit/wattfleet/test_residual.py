@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from wattfleet.modes import BOARDS
 from wattfleet.prediction.roofline import settings_of
-from wattfleet.prediction.roofline.residual import (
+from wattfleet.prediction.roofline.estimation import (
     MEASUREMENT_SD,
     Correction,
     Points,

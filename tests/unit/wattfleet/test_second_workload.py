@@ -12,9 +12,9 @@ import reference_models
 from wattfleet.modes import Hardware, Profile, WorkloadFacts, board_named
 from wattfleet.prediction import RooflinePredictor, learned_member, restore_predictor
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
+from wattfleet.prediction.roofline.estimation import Correction, Points, Process, Remainder, Surface
 from wattfleet.prediction.roofline.hypothesis import Hypothesis
 from wattfleet.prediction.roofline.population import Estimate
-from wattfleet.prediction.roofline.residual import Correction, Points, Process, Remainder, Surface
 
 SPACE = board_named("agx-orin").space.array()
 FACTS = WorkloadFacts(batch=16, loader_workers=4)

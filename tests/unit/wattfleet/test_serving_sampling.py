@@ -22,7 +22,7 @@ from wattfleet.choosing import (
     descending_modes,
     next_modes,
 )
-from wattfleet.choosing.expected_gain import Prospects
+from wattfleet.choosing.sampling import Prospects
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, Profile, Task
 from wattfleet.prediction import Prediction

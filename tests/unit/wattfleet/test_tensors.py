@@ -32,10 +32,9 @@ from wattfleet.prediction.roofline import (
     settings_of,
     step_time_ms,
 )
+from wattfleet.prediction.roofline.estimation import Surface
 from wattfleet.prediction.roofline.population import Estimate
-from wattfleet.prediction.roofline.residual import Surface
-from wattfleet_evaluation.powertrain.networks import NEURONS, DenseNetwork
-from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, Quantity, ScratchPredictor
+from wattfleet_evaluation.powertrain import NEURONS, DenseNetwork, PowerTrainPredictor, Quantity, ScratchPredictor
 from wattfleet_evaluation.regression.predictors import (
     BoostingPredictor,
     ForestPredictor,

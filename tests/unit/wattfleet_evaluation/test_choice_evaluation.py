@@ -10,10 +10,8 @@ import pytest
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, array_to_modes
-from wattfleet_evaluation.choice_methods.brute_force import BruteForce
-from wattfleet_evaluation.choice_methods.choice_method import Choose
-from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
-from wattfleet_evaluation.judging.choice import evaluate_choice
+from wattfleet_evaluation.choice_methods import BruteForce, Choose, MeasurementSession
+from wattfleet_evaluation.judging.transfer import evaluate_choice
 
 MODES = np.array([[cores, 1_000_000, 600_000_000, 2_133_000_000] for cores in (1, 2, 3, 4)], dtype=np.float64)
 CORPUS = Profile(MODES, np.array([80.0, 40.0, 20.0, 10.0]), np.array([10e3, 12e3, 14.2e3, 17e3]))

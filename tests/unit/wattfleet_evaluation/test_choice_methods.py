@@ -21,12 +21,15 @@ from wattfleet.modes import (
 )
 from wattfleet.prediction import Prediction, Predictor, RooflinePredictor
 from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
-from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
-from wattfleet_evaluation.choice_methods.brute_force import BruteForce
-from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
-from wattfleet_evaluation.choice_methods.presets import Presets
-from wattfleet_evaluation.choice_methods.random_then_predict import RandomThenPredict
-from wattfleet_evaluation.choice_methods.registry import NAMES, choice_method_named
+from wattfleet_evaluation.choice_methods import (
+    NAMES,
+    BinarySearch,
+    BruteForce,
+    MeasurementSession,
+    Presets,
+    RandomThenPredict,
+    choice_method_named,
+)
 
 BOARD = BOARDS["orin-nano"]
 

@@ -13,10 +13,15 @@ from wattfleet.choosing import InterleavingObjective, Proposal, ServiceLimits
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, Task
 from wattfleet_evaluation.corpus_predictions import Fit
-from wattfleet_evaluation.interleaving_methods.interleaving_method import Choose, InterleavingMethod
-from wattfleet_evaluation.interleaving_methods.registry import NAMES, interleaving_method_named
-from wattfleet_evaluation.interleaving_methods.session import InterleavingSession, PairCorpora
-from wattfleet_evaluation.judging.interleaving import InterleavingCases, evaluate_interleaving
+from wattfleet_evaluation.interleaving_methods import (
+    NAMES,
+    Choose,
+    InterleavingMethod,
+    InterleavingSession,
+    PairCorpora,
+    interleaving_method_named,
+)
+from wattfleet_evaluation.judging.serving import InterleavingCases, evaluate_interleaving
 
 PAIR = corpora()
 WINDOW, SECOND = InterleavingObjective.MOST_PER_WINDOW, InterleavingObjective.MOST_PER_SECOND

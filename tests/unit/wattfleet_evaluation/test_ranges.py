@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_evaluation.cli.ranges import parse_range
+from wattfleet_evaluation.cli.options import parse_range
 
 
 @given(st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 500), st.sampled_from([1, 10, 100]))

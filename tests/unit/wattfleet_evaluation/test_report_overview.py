@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wattfleet_evaluation.reports.overview import overview_of
-from wattfleet_evaluation.reports.published import Published
+from wattfleet_evaluation.reports.cases import Published
+from wattfleet_evaluation.reports.page import overview_of
 
 
 def pair(

@@ -17,11 +17,8 @@ from wattfleet.modes import BatchArray, ModeArray, Profile, Task, array_to_modes
 from wattfleet.prediction import Prediction
 from wattfleet_evaluation.cli.commands import app
 from wattfleet_evaluation.judging.serving import ServingCases, evaluate_serving
-from wattfleet_evaluation.powertrain.networks import Schedule
-from wattfleet_evaluation.serving_methods.predict_settings import PredictSettings
-from wattfleet_evaluation.serving_methods.registry import NAMES, serving_method_named
-from wattfleet_evaluation.serving_methods.serving_method import Choose
-from wattfleet_evaluation.serving_methods.serving_session import ServingSession
+from wattfleet_evaluation.powertrain import Schedule
+from wattfleet_evaluation.serving_methods import NAMES, Choose, PredictSettings, ServingSession, serving_method_named
 
 SPACE = board_named("agx-orin").space.array()
 MODES = SPACE[np.random.default_rng(0).choice(len(SPACE), 40, replace=False)]
@@ -94,7 +91,7 @@ def test_the_other_methods_lose_something(objective: Objective) -> None:
 
 
 def test_every_method_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wattfleet_evaluation.serving_methods.predict_settings.Schedule", partial(Schedule, epochs=3))
+    monkeypatch.setattr("wattfleet_evaluation.serving_methods.Schedule", partial(Schedule, epochs=3))
     for name in NAMES:
         limit, runs = (4, 1) if name == "network" else (30, 3)
         one, other = (evaluated(name, Objective.LEAST_POWER, limit, runs=runs) for _ in range(2))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, Task, WorkloadFacts, board_named, stated_facts, write_profile
 from wattfleet_evaluation.cli.commands import app
-from wattfleet_evaluation.judging.reference_source import find_reference
+from wattfleet_evaluation.judging.sources import find_reference
 
 SPACE = board_named("agx-orin").space.array()
 

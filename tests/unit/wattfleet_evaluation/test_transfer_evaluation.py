@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reference_models.scoring import require_disjoint
+from reference_models.training import require_disjoint
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BatchArray, ModeArray, Profile, WorkloadFacts
 from wattfleet.prediction import Prediction, Predictor

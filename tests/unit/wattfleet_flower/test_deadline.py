@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from wattfleet_flower import profiled, until_deadline
-from wattfleet_flower.client.deadline import Deadline
+from wattfleet_flower.client.agent_training import Deadline
 
 
 class App:

@@ -12,11 +12,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
-from coordinator.services.error_statuses import STATUS
+from coordinator.services.request_limits import STATUS
 from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, RecordingClock, StatusError, gone, raised
 from wattfleet.errors import InvalidInputError, NoCandidatesError
 from wattfleet_flower import FedBuff, NoUpdatesError, PlanningError, PowerAware
-from wattfleet_flower.server.buffered_aggregation import Update, step
+from wattfleet_flower.server.replies import Update, step
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
 A, B, C, D = (2**63 - 1 + k for k in range(4))

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 from edge_agent.profiling.known_workload import KnownWorkload
 from wattfleet.modes import LARGEST_COUNT, Workload, WorkloadFacts
-from wattfleet_flower.client.loader_facts import facts_of
+from wattfleet_flower.client.agent_training import facts_of
 from wattfleet_proto.v1 import local_pb2
 
 DATA = TensorDataset(torch.zeros(100, 1))

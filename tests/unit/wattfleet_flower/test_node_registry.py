@@ -12,7 +12,7 @@ from flwr.proto.control_pb2 import ListNodesResponse, RegisterNodeResponse, Unre
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.error import ApiErrorCode, FlowerError
 
-from wattfleet_flower.superlink.node_registry import NodeRegistry, flower_key
+from wattfleet_flower.superlink.access import NodeRegistry, flower_key
 from wattfleet_identity.supernode_folder import SuperNodeKey
 
 

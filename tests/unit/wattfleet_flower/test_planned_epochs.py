@@ -15,7 +15,7 @@ from tests.fakes.agent_socket import answered, assigned, context
 from tests.fakes.recording_agent import RecordingAgent, recording_agent
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower import planned_loader, planned_work, power_mode_mod, profiled, until_deadline
-from wattfleet_flower.client.planned_loader import PlannedWork
+from wattfleet_flower.client.loaders import PlannedWork
 from wattfleet_proto.assignment import RECORD_KEY, TOOK_EPOCHS_KEY, WORK_KEY, AssignedWork, RoundAssignment
 from wattfleet_proto.v1 import local_pb2
 

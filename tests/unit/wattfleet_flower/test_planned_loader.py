@@ -21,7 +21,7 @@ from tests.fakes.recording_agent import recording_agent
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower import planned_loader, planned_work, power_mode_mod, profiled
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING
-from wattfleet_flower.client.planned_loader import PlannedWork
+from wattfleet_flower.client.loaders import PlannedWork
 from wattfleet_proto.assignment import WORK_KEY, AssignedWork
 
 

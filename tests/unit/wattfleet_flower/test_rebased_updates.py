@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tests.fakes.flower_in_process import SUPERLINK
-from wattfleet_flower.server.buffered_aggregation import Update, step
 from wattfleet_flower.server.errors import MismatchedArraysError
-from wattfleet_flower.server.rebased_updates import rebased, replace_arrays
+from wattfleet_flower.server.replies import Update, rebased, replace_arrays, step
 from wattfleet_simulation.flower_task import be_task
 
 numbers = arrays.arrays(np.float32, (2, 3), elements=st.floats(-1e3, 1e3, width=32))

@@ -18,7 +18,7 @@ from tests.fakes.flower_in_process import GridOfNodes, PlannerStub
 from tests.fakes.one_run_grid import internal_server_error
 from tests.fakes.power_aware_runs import fleet, run
 from wattfleet_flower.server import stopping
-from wattfleet_proto.run_end import is_stopped
+from wattfleet_proto.names import is_stopped
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 BY_SUPERLINK = "stopped by Flower's SuperLink, as after `flwr stop`"

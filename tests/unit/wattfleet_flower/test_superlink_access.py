@@ -14,10 +14,10 @@ from flwr.supercore.error import FlowerError
 
 from tests.fakes.certified import CertifiedFleet
 from wattfleet_flower.enrolment_header import HEADER, NOT_ENROLLED
+from wattfleet_flower.superlink.access import ControlAccess, ExplainedRefusals, LocalRuntime
 from wattfleet_flower.superlink.command import serving_config
-from wattfleet_flower.superlink.control_access import ControlAccess, ExplainedRefusals, LocalRuntime
+from wattfleet_identity.identity_folder import FOR_SUPERLINK, proof_of
 from wattfleet_identity.peers import Role
-from wattfleet_identity.proofs import FOR_SUPERLINK, proof_of
 from wattfleet_io.clock import utc_now
 
 _TASKS = "/v1/runtime/acquire-task"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.flower_in_process import RecordingClock
-from wattfleet_flower.supernode.polling import Receiver
+from wattfleet_flower.supernode.fork_server import Receiver
 
 
 class SuperLink:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.certified import CertifiedFleet
-from wattfleet_flower.superlink.tls_files import load_pair
+from wattfleet_flower.superlink.server_certificate import load_pair
 from wattfleet_identity.certificates import new_key, request_certificate
 from wattfleet_io.clock import utc_now
 

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from wattfleet_identity.certificate_check import CertificateCheck, InvalidCertificateError
-from wattfleet_identity.certificates import Certificate
+from wattfleet_identity.certificates import Certificate, CertificateCheck, InvalidCertificateError
 from wattfleet_identity.peers import UnknownPeerError
 
 NOW = datetime(2026, 5, 1, tzinfo=timezone.utc)

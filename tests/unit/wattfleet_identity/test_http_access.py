@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from wattfleet_identity.authority import CertificateAuthority
-from wattfleet_identity.certificate_check import CertificateCheck, InvalidCertificateError
-from wattfleet_identity.certificates import new_key, request_certificate
+from wattfleet_identity.certificates import CertificateCheck, InvalidCertificateError, new_key, request_certificate
 from wattfleet_identity.http_access import AccessDeniedError, HttpAccess, ServerTls
 from wattfleet_identity.peers import Peer, Role
 

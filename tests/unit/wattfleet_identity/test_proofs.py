@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.fakes.certified import CertifiedFleet
 from wattfleet_identity.certificates import new_key, read_key
+from wattfleet_identity.identity_folder import FOR_SUPERLINK, InvalidProofError, proof_of, proven
 from wattfleet_identity.peers import Role
-from wattfleet_identity.proofs import FOR_SUPERLINK, InvalidProofError, proof_of, proven
 from wattfleet_io.clock import utc_now
 
 DAY = timedelta(days=1)

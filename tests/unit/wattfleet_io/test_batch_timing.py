@@ -1,6 +1,6 @@
 """Timing minibatches from inside a training loop."""
 
-from wattfleet_io.batch_timing import BatchTimes, timed_batches
+from wattfleet_io.wrapped_loader import BatchTimes, timed_batches
 
 
 class FakeClock:

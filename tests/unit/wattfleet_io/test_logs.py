@@ -12,9 +12,10 @@ import time
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.log_choices import FORMAT_VARIABLE, LEVEL_VARIABLE
 from wattfleet_io.logs import (
     DEVICE_LINES_AT_ONCE,
+    FORMAT_VARIABLE,
+    LEVEL_VARIABLE,
     LINES_AT_ONCE,
     LINES_PER_S,
     MAX_LINE_BYTES,

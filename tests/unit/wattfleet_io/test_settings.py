@@ -8,8 +8,7 @@ from click.testing import CliRunner, Result
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.settings.command import SettingsCommand, effective
-from wattfleet_io.settings.loading import load
-from wattfleet_io.settings.model import Group, Names, Settings, setting
+from wattfleet_io.settings.model import Group, Names, Settings, load, setting
 
 PREFIX = "WATTFLEET_KITCHEN_"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wattfleet_io.token_bucket import TokenBucket
+from wattfleet_io.tasks import TokenBucket
 
 
 def test_a_burst_passes_and_the_next_event_waits_for_its_turn() -> None:

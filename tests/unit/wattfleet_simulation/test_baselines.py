@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edge_agent.devices.mode_names import presets_of
 from edge_agent.devices.selection import open_virtual_board
+from edge_agent.devices.sysfs import presets_of
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard, step_times_s
 from edge_agent.runtime.readiness import parked_mode
@@ -24,9 +24,8 @@ from wattfleet_simulation.baselines import (
     random_draw,
     true_boards,
 )
-from wattfleet_simulation.devices import DEFAULT_FLEET, device_specs
 from wattfleet_simulation.digits_app.task import Minibatches, device_data
-from wattfleet_simulation.settings import SimulatedApp
+from wattfleet_simulation.settings import DEFAULT_FLEET, SimulatedApp, device_specs
 
 APP, SEED, EPOCHS = SimulatedApp("perceptron", 32), 3, 2.0
 STATED = Workload("any", WorkloadFacts(parameters=9_610))

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.fleet import FleetParts
-from wattfleet_simulation.settings import DEFAULT_APPS, SimulationSettings
+from wattfleet_simulation.settings import DEFAULT_APPS, SimulatedDevice, SimulationSettings
 
 
 class StartedError(Exception):

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.selection import open_virtual_board
-from edge_agent.devices.virtual.span_file import SpanFile
+from edge_agent.devices.virtual.simulated import SpanFile
 from edge_agent.paths import SERVED_FILE
-from edge_agent.serving.served_spans import ServedSpan
+from edge_agent.serving.device_turns import ServedSpan
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
-from wattfleet_simulation.devices import SimulatedDevice
-from wattfleet_simulation.duties import duties_named, require_kept
-from wattfleet_simulation.report_duties import duties_of
+from wattfleet_simulation.report import duties_of
+from wattfleet_simulation.run import duties_named, require_kept
+from wattfleet_simulation.settings import SimulatedDevice
 
 MODE = PowerMode(4, 1190400, 306000000, 665600000)
 

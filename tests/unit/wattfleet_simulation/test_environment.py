@@ -2,7 +2,7 @@
 
 import pytest
 
-from wattfleet_simulation.processes import environment
+from wattfleet_simulation.flower import environment
 
 
 def test_nothing_of_the_users_own_fleet_reaches_the_simulated_one(monkeypatch: pytest.MonkeyPatch) -> None:

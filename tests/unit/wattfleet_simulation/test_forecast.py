@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wattfleet_simulation.forecast import Forecast, Stage, left_text
+from wattfleet_simulation.run import Forecast, Stage, left_text
 
 START_S = sum(stage.usual_s(2) for stage in Stage)
 

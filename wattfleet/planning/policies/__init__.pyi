@@ -1,7 +1,9 @@
 from .deadline import Deadline as Deadline
-from .fair import Fair as Fair
-from .fastest_k import AllDevices as AllDevices
-from .fastest_k import FastestK as FastestK
+from .draws import AllDevices as AllDevices
+from .draws import Fair as Fair
+from .draws import FastestK as FastestK
+from .draws import RandomK as RandomK
+from .draws import Tiers as Tiers
 from .oort import Oort as Oort
 from .policy import PlanningContext as PlanningContext
 from .policy import Policy as Policy
@@ -10,8 +12,6 @@ from .policy import any_devices as any_devices
 from .policy import only_devices as only_devices
 from .progress import Progress as Progress
 from .progress import device_worth as device_worth
-from .random_k import RandomK as RandomK
 from .registry import POLICIES as POLICIES
 from .registry import policy_named as policy_named
 from .registry import policy_names as policy_names
-from .tiers import Tiers as Tiers

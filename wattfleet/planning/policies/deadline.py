@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
-from wattfleet.planning.curves import Mask, Values
-from wattfleet.planning.makespan import min_makespan
+from wattfleet.planning.curves import Mask, Values, min_makespan
 from wattfleet.planning.policies.policy import PlanningContext, SelectionRequest, any_devices, only_devices
 from wattfleet.planning.utility import max_utility
 

@@ -10,12 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.curves import Curves, FrontTable, Mask, Values
+from wattfleet.planning.curves import Curves, FrontTable, Headroom, Mask, Offer, Values, least_whole
 from wattfleet.planning.epoch_choice import EpochChoice
-from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.history import History
-from wattfleet.planning.least_whole import least_whole
-from wattfleet.planning.offers import Offer
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,10 @@ from inspect import signature
 
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.planning.policies.deadline import Deadline
-from wattfleet.planning.policies.fair import Fair
-from wattfleet.planning.policies.fastest_k import AllDevices, FastestK
+from wattfleet.planning.policies.draws import AllDevices, Fair, FastestK, RandomK, Tiers
 from wattfleet.planning.policies.oort import Oort
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.policies.progress import Progress
-from wattfleet.planning.policies.random_k import RandomK
-from wattfleet.planning.policies.tiers import Tiers
 
 _POLICIES: Mapping[str, Callable[..., Policy]] = {
     "fastest-k": FastestK,

@@ -1,9 +1,7 @@
+from .estimation import MEASUREMENT_SD as MEASUREMENT_SD
 from .estimation import Prior as Prior
+from .estimation import correlation as correlation
 from .estimation import robust_fit as robust_fit
-from .explanation import Explanation as Explanation
-from .explanation import explain as explain
-from .members import learned_member as learned_member
-from .members import measured_member as measured_member
 from .physics import BASE_BATCH as BASE_BATCH
 from .physics import PowerParameters as PowerParameters
 from .physics import TimeParameters as TimeParameters
@@ -14,6 +12,8 @@ from .physics import step_time_ms as step_time_ms
 from .population import MAX_MEMBERS as MAX_MEMBERS
 from .population import Member as Member
 from .population import Population as Population
+from .predictor import Explanation as Explanation
 from .predictor import RooflinePredictor as RooflinePredictor
-from .residual import MEASUREMENT_SD as MEASUREMENT_SD
-from .residual import correlation as correlation
+from .predictor import explain as explain
+from .predictor import learned_member as learned_member
+from .predictor import measured_member as measured_member

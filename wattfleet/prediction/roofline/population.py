@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.modes import Hardware, Task, WorkloadFacts
-from wattfleet.prediction.roofline.estimation import Prior
+from wattfleet.prediction.roofline.estimation import Prior, Surface
 from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters
 from wattfleet.prediction.roofline.priors import (
     GENERAL_GROWTH,
@@ -27,7 +27,6 @@ from wattfleet.prediction.roofline.priors import (
     Spreads,
     known_shift,
 )
-from wattfleet.prediction.roofline.residual import Surface
 
 if TYPE_CHECKING:
     from typing_extensions import Self

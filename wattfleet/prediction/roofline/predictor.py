@@ -8,9 +8,9 @@ neural networks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,32 +18,252 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BatchArray, Hardware, ModeArray, PowerMode, Profile, WorkloadFacts
+from wattfleet.modes import BatchArray, Hardware, ModeArray, PowerMode, Profile, WorkloadFacts, array_to_modes
 from wattfleet.prediction.predictor import MIN_CORPUS_MODES, MIN_MODES, Prediction
-from wattfleet.prediction.roofline.explanation import Explanation, explain
+from wattfleet.prediction.roofline.estimation import (
+    Model,
+    Prior,
+    Remainder,
+    Surface,
+    jacobian,
+    residual_weights,
+    value_at,
+)
 from wattfleet.prediction.roofline.hypothesis import (
+    SHARE,
     Assumptions,
+    FittedQuantity,
     Hypothesis,
     Rows,
+    fit_power,
     fit_time,
     fit_whole_corpus,
+    power_physics,
+    time_physics,
     with_power,
 )
-from wattfleet.prediction.roofline.members import learned_member
-from wattfleet.prediction.roofline.physics import BASE_BATCH, settings_of
-from wattfleet.prediction.roofline.population import Member, Population, population_of
+from wattfleet.prediction.roofline.physics import (
+    BASE_BATCH,
+    Settings,
+    StepShares,
+    TimeParameters,
+    settings_of,
+    step_shares,
+)
+from wattfleet.prediction.roofline.population import Estimate, Member, Population, population_of
 from wattfleet.prediction.roofline.priors import (
     TYPICAL_WORKERS,
     general_power_prior,
     general_time_prior,
     hypotheses,
 )
-from wattfleet.prediction.roofline.residual import Surface
 from wattfleet.prediction.roofline.serialization import predictor_tensors, read_predictor_tensors
-from wattfleet.prediction.roofline.units import assumptions_from_units, unit_rows
 from wattfleet.prediction.tensors import read_tensors, write_tensors
 
+# --- Units ------------------------------------------------------------------------------------------------------------
+# The prior of a workload on one unit of a board, from the measurements of other units.
+#
+# Units of one kind are similar, but not equal: each parameter of a unit is normally distributed around that of its
+# kind. A fit to the rows of all known units gives the distribution of the kind's parameters, and thus the prior of a
+# further unit's parameters. This is the empirical Bayes estimate of a random-effects model (Laird and Ware, "Random-
+# Effects Models for Longitudinal Data", Biometrics 1982) whose variance between units is assumed.
+
+
 Values = NDArray[np.float64]
+
+# Log standard deviation of a unit's parameters around those of its kind.
+_UNIT_SD = 0.05
+
+
+def unit_rows(units: Sequence[Profile], batch: int) -> Rows:
+    """Concatenate the rows of several units for a fit.
+
+    Args:
+        units: the measured rows of each unit.
+        batch: samples in a minibatch, for units whose rows do not state it.
+    """
+    settings = [
+        settings_of(each.modes, np.full(len(each), batch) if each.batch is None else each.batch) for each in units
+    ]
+    return Rows(
+        np.concatenate(settings),
+        np.log(np.concatenate([each.minibatch_ms for each in units])),
+        np.log(np.concatenate([each.power_mw for each in units])),
+    )
+
+
+def assumptions_from_units(rows: Rows, units: int, assumed: Assumptions) -> Assumptions:
+    """The prior of a further unit, learned from measurements of other units of its kind.
+
+    Args:
+        rows: the measured rows of the other units.
+        units: the number of these units.
+        assumed: the prior without these measurements.
+
+    Raises:
+        InvalidInputError: no plausible parameters explain the rows.
+    """
+    time = fit_time(rows, assumed)
+    power = fit_power(rows, assumed, time)
+    return replace(assumed, time=_unit_prior(time, units), power=_unit_prior(power, units))
+
+
+def _unit_prior(kind: FittedQuantity, units: int) -> Prior:
+    """The prior of another unit's parameters of one quantity, from a fit to the rows of several units."""
+    correction = kind.remainder.correction
+    spread = correction.gradient @ correction.prior_root
+    information = spread.T @ np.linalg.solve(correction.residual_covariance(), spread)
+    posterior = np.linalg.inv(information + np.eye(len(information)))
+    covariance = correction.prior_root @ posterior @ correction.prior_root.T
+    k = len(kind.log_parameters)
+    # However many rows there are, the kind's parameters are only known as well as the mean over this many units.
+    between = _UNIT_SD**2 * (1 + 1 / units) * np.eye(k)
+    return Prior.correlated(kind.log_parameters, covariance[:k, :k] + between)
+
+
+# --- Explanation ------------------------------------------------------------------------------------------------------
+# Explaining which resources bound a training step, in plain text for operators.
+#
+# The resources are those of the model in `wattfleet.prediction.roofline.physics`.
+
+_RESOURCES: Mapping[str, tuple[str, str]] = {
+    "loading": ("loading the data", "Faster with more cores or a higher CPU clock."),
+    "launch": ("launching the GPU's work from the CPU", "Faster with a higher CPU clock; more cores do not help."),
+    "compute": ("computing on the GPU", "Faster with a higher GPU clock."),
+    "memory": ("moving data between GPU and memory", "Faster with a higher memory clock."),
+    "fixed": ("work that no clock changes", "No knob makes it faster."),
+}
+# Smallest share of a further resource that is mentioned.
+_MIN_MENTIONED = 0.2
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The resources that bound a step at one mode.
+
+    Attributes:
+        mode: the mode.
+        shares: shares of `loading`, `launch`, `compute`, `memory` and `fixed`, the largest first; they sum to 1.
+            Speeding a resource up by 1 % shortens the step by its share of 1 %.
+    """
+
+    mode: PowerMode
+    shares: Mapping[str, float]
+
+    @property
+    def bound(self) -> str:
+        """The resource with the largest share."""
+        return next(iter(self.shares))
+
+    def words(self) -> str:
+        """Two sentences: what bounds the step, and what would make it faster."""
+        (first, share), *rest = self.shares.items()
+        also = [f"{_RESOURCES[name][0]} ({value:.0%})" for name, value in rest if value >= _MIN_MENTIONED]
+        text = f"Bound by {_RESOURCES[first][0]} ({share:.0%} of the step)"
+        if also:
+            text += f", then by {' and '.join(also)}"
+        return f"{text}. {_RESOURCES[first][1]}"
+
+
+def explain(time: TimeParameters, settings: Settings) -> list[Explanation]:
+    """Explain the step at each of `[n, 5]` settings."""
+    names = [field.name for field in fields(StepShares)]
+    shares = np.stack(astuple(step_shares(time, settings)), axis=1)
+    found = []
+    for mode, row in zip(array_to_modes(settings[:, :4]), shares, strict=True):
+        order = np.argsort(-row, kind="stable")
+        found.append(Explanation(mode, {names[k]: float(row[k]) for k in order}))
+    return found
+
+
+# --- Members ----------------------------------------------------------------------------------------------------------
+# Estimating a measured workload's parameters for a population.
+
+# The model's own errors are correlated at neighbouring modes. Thousands of rows therefore carry no more information
+# than this number of independent rows with this error.
+_INDEPENDENT_ROWS = 150
+_ERROR_SD = 0.03
+_WIDTH = 0.1
+# A parameter with less information than this stays at the value of the transfer. It is the information of a log
+# standard deviation of 3.
+_MIN_INFORMATION = 0.1
+
+
+def measured_member(profile: Profile, facts: WorkloadFacts, hardware: Hardware) -> Member:
+    """Estimate a workload's parameters from its measurements.
+
+    Args:
+        profile: its measured rows, of one batch size or several.
+        facts: its task, and whether it has loader workers.
+        hardware: the board that it was measured on.
+    """
+    batch = np.full(len(profile), facts.batch or BASE_BATCH) if profile.batch is None else profile.batch
+    rows = Rows(settings_of(profile.modes, batch), np.log(profile.minibatch_ms), np.log(profile.power_mw))
+    # The median step differs between batch sizes, but the general prior is wide.
+    prior = general_time_prior(float(np.median(profile.minibatch_ms)), facts)
+    fitted = fit_whole_corpus(rows, prior, general_power_prior())
+    physics = power_physics(fitted.time, rows.settings)
+    return Member(
+        facts,
+        hardware,
+        _estimate(time_physics(rows.settings), fitted.time.log(), rows.log_ms, fitted.time_remainder),
+        _estimate(physics, fitted.power.log(), rows.log_mw, fitted.power_remainder),
+    )
+
+
+def _estimate(physics: Model, parameters: Values, observed: Values, remainder: Remainder) -> Estimate:
+    """The fitted parameters with the information that the rows carry about them."""
+    gradient = jacobian(physics, parameters)
+    weights = residual_weights(observed - value_at(physics, parameters), _WIDTH)
+    counted = min(1.0, _INDEPENDENT_ROWS / len(observed))
+    information = counted / _ERROR_SD**2 * (gradient.T * weights) @ gradient
+    return Estimate(parameters, information, remainder.surface)
+
+
+def learned_member(fitted: Hypothesis, facts: WorkloadFacts, hardware: Hardware) -> Member:
+    """Turn a workload whose predictor was fitted into a member of a population.
+
+    Only the information of its own rows counts. The prior of the transfer is removed again, because it came from the
+    population that is to contain this member.
+
+    Args:
+        fitted: the most probable hypothesis of a transfer to a few rows, or of a fit to a corpus.
+        facts: known facts of the workload. If its loader workers are unknown, those of the hypothesis are used.
+        hardware: the board of the workload.
+    """
+    if facts.loader_workers is None:
+        facts = replace(facts, loader_workers=fitted.loader_workers)
+    time, power = fitted.time_remainder, fitted.power_remainder
+    if not power.correction.prior_root.any():
+        # It was fitted to a whole corpus.
+        known = population_of(fitted.time.log(), fitted.power.log(), (time.surface, power.surface), hardware)
+        return replace(known.members[0], facts=facts)
+    return Member(
+        facts,
+        hardware,
+        _estimate_without_prior(fitted.time.log(), time),
+        _estimate_without_prior(fitted.power.log(), power),
+    )
+
+
+def _estimate_without_prior(parameters: Values, remainder: Remainder) -> Estimate:
+    """The estimate from a correction's rows without the prior, if the model is linear around the fitted parameters."""
+    correction = remainder.correction
+    gradient, of_share = correction.gradient[:, :-1], correction.gradient[:, -1]
+    residuals = correction.residual_covariance() @ correction.weights
+    # The share of the surface is not a parameter of the workload, so it adds to the residuals.
+    share, share_sd = SHARE
+    residuals = residuals + of_share * (remainder.share - share)
+    covariance = correction.residual_covariance() + share_sd**2 * np.outer(of_share, of_share)
+    information = gradient.T @ np.linalg.solve(covariance, gradient)
+    pull = gradient.T @ np.linalg.solve(covariance, residuals)
+    shift = np.linalg.solve(information + _MIN_INFORMATION * np.eye(len(parameters)), pull)
+    # The smooth residual of this workload, without the deviations of single rows.
+    surface = Surface(correction.points.settings, correction.process.amplitude**2 * correction.weights)
+    return Estimate(parameters + shift, information, surface)
+
+
+# --- Predictor --------------------------------------------------------------------------------------------------------
 
 # A hypothesis that is less probable than this is dropped.
 _MIN_PROBABILITY = 0.03

@@ -12,11 +12,11 @@ import numpy as np
 
 from wattfleet.modes import LARGEST_COUNT, Hardware, Task, WorkloadFacts
 from wattfleet.prediction.predictor import MIN_CORPUS_MODES
+from wattfleet.prediction.roofline.estimation import MAX_INDUCING, Correction, Points, Process, Remainder, Surface
 from wattfleet.prediction.roofline.hypothesis import Hypothesis
 from wattfleet.prediction.roofline.physics import BASE_BATCH, PowerParameters, TimeParameters
 from wattfleet.prediction.roofline.population import MAX_MEMBERS, Estimate, Member, Population
 from wattfleet.prediction.roofline.priors import GENERAL_GROWTH, TYPICAL_WORKERS
-from wattfleet.prediction.roofline.residual import MAX_INDUCING, Correction, Points, Process, Remainder, Surface
 from wattfleet.prediction.tensors import (
     LARGEST_LOG,
     Tensors,

@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-import reference_models.proxy.torch_learner as learner_module
+import reference_models.proxy.proxy_task as learner_module
 from reference_models.commands import app
 from wattfleet.choosing import BatchEfficiency
 from wattfleet.errors import InvalidInputError

@@ -12,14 +12,17 @@ import pytest
 from reference_models.proxy.proxy_runs import (
     ProxyPlan,
     ReportSamples,
+    RunEnd,
+    RunLimits,
+    RunsJournal,
+    RunsJournalError,
     TrainRun,
     default_evaluate_every,
     efficiency_of,
+    samples_to_target,
     train_runs,
 )
-from reference_models.proxy.runs_journal import RunsJournal, RunsJournalError
-from reference_models.proxy.samples_to_target import RunEnd, RunLimits, samples_to_target
-from reference_models.proxy.torch_learner import TorchLearner
+from reference_models.proxy.proxy_task import TorchLearner
 from tests.fakes.proxy_tasks import blobs, shuffled_labels
 from wattfleet.errors import InvalidInputError
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference_models.proxy.proxy_task import OptimizerName
-from reference_models.proxy.shipped_tasks import load_task
+from reference_models.proxy.proxy_task import OptimizerName, load_task
 from tests.fakes.proxy_tasks import blobs
 from wattfleet.errors import InvalidInputError
 

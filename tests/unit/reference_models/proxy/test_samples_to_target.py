@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from reference_models.proxy.samples_to_target import RunEnd, RunLimits, samples_to_target
+from reference_models.proxy.proxy_runs import RunEnd, RunLimits, samples_to_target
 from tests.fakes.proxy_tasks import ScriptedLearner
 from wattfleet.errors import InvalidInputError
 

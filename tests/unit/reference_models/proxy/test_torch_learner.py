@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reference_models.proxy.proxy_task import OptimizerName, ProxyTask
-from reference_models.proxy.samples_to_target import RunEnd, RunLimits, samples_to_target
-from reference_models.proxy.torch_learner import TorchLearner
+from reference_models.proxy.proxy_runs import RunEnd, RunLimits, samples_to_target
+from reference_models.proxy.proxy_task import OptimizerName, ProxyTask, TorchLearner
 from tests.fakes.proxy_tasks import blobs
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from tests.fakes.fleets import tree
 from tests.fakes.fronts import front
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance, Offer
-from wattfleet.planning.allowance import SupplyUse
+from wattfleet.planning.round_plan import SupplyUse
 
 HOUSE = tree(house=None, shed="house", bench="shed", barn=None)
 BUDGET_W = {"house": 100.0, "shed": 60.0, "bench": 20.0, "barn": 40.0}

@@ -10,8 +10,8 @@ from tests.fakes.fleets import history_of, many, tree
 from tests.fakes.fronts import front
 from wattfleet.errors import InvalidInputError, NoCandidatesError
 from wattfleet.planning import Allowance, Offer, Participation, Selection, plan_round
+from wattfleet.planning.plan import backing_off
 from wattfleet.planning.policies import AllDevices
-from wattfleet.planning.selection import backing_off
 
 SUPPLIES = tree(house=None, shed="house", barn="house")
 FLEET = [

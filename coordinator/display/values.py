@@ -1,0 +1,548 @@
+"""Messages of the view service as plain values by name, for tables and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timezone
+from typing import Any
+
+from coordinator.display.words import RunNames
+from wattfleet.planning import Assignment, Decision, RoundPlan
+from wattfleet_io.console import count_of, energy_text
+from wattfleet_proto.convert import (
+    board_sample_from_message,
+    front_from_message,
+    kept_duty_from_message,
+    plan_from_message,
+    presets_from_messages,
+    provenance_from_message,
+    state_from_message,
+    workload_from_message,
+)
+from wattfleet_proto.device_state import BoardSample
+from wattfleet_proto.names import is_stopped
+from wattfleet_proto.v1 import operator_pb2, planning_pb2, power_pb2, session_pb2, view_pb2
+
+Values = dict[str, Any]
+
+_SAMPLE = tuple(each.name for each in fields(BoardSample))
+
+
+def known(message: Any, name: str) -> Any:
+    """Get a field of a message; None if it is not set."""
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def state_word(state: session_pb2.DeviceState.ValueType) -> str:
+    """A device's state in one word."""
+    return state_from_message(state).value
+
+
+def device_values(view: view_pb2.DeviceView) -> Values:
+    """A device's values, without its front."""
+    return {
+        "device_id": view.device_id,
+        "board": view.board,
+        "provenance": provenance_from_message(view.provenance),
+        "state": state_word(view.state),
+        "detail": view.detail,
+        "profiled_modes": view.profiled_modes,
+        "mode_count": view.mode_count,
+        "idle_w": known(view, "idle_w"),
+        "fastest_epoch_s": known(view, "fastest_epoch_s"),
+        "epoch_length_assumed": view.epoch_length_assumed,
+        "supply": view.supply or None,
+        "limit_w": known(view, "limit_w"),
+        "site_tags": list(view.site_tags),
+        "operator_tags": list(view.operator_tags),
+        "drained": view.drained,
+        "left_out": view.left_out or None,
+        "trust": known(view, "trust"),
+        "reference_digest": view.reference_digest or None,
+        "workload": view.workload or None,
+        "first_seen_unix_s": known(view, "first_seen_unix_s"),
+        "last_seen_unix_s": known(view, "last_seen_unix_s"),
+        "granted_plan_id": view.granted_plan_id or None,
+        "granted_w": known(view, "granted_w"),
+        "confirmed_w": known(view, "confirmed_w"),
+        "observed_w": known(view, "observed_w"),
+        "state_since_unix_s": known(view, "state_since_unix_s"),
+        "target_modes": view.target_modes or None,
+        "profiling_left_s": known(view, "profiling_left_s"),
+        "sample": sample_values(view.sample) if view.HasField("sample") else None,
+        "throttled_unix_s": known(view, "throttled_unix_s"),
+        "observed_limit_w": known(view, "observed_limit_w"),
+        "observed_run_id": view.observed_run_id or None,
+        "observed_round": view.observed_round or None,
+        "is_observed_run_live": view.is_observed_run_live,
+        "duty": asdict(kept_duty_from_message(view.duty)) if view.HasField("duty") else None,
+        "prediction_errors": _error_values(view.prediction_errors) if view.HasField("prediction_errors") else None,
+    }
+
+
+def _error_values(errors: view_pb2.PredictionErrors) -> Values:
+    """How far a device's latest trainings were from its predictions: observed by predicted values."""
+    return {
+        "trainings": errors.trainings,
+        "least_time_ratio": known(errors, "least_time_ratio"),
+        "most_time_ratio": known(errors, "most_time_ratio"),
+        "least_power_ratio": errors.least_power_ratio,
+        "most_power_ratio": errors.most_power_ratio,
+        "last_time_ratio": known(errors, "last_time_ratio"),
+        "last_power_ratio": errors.last_power_ratio,
+    }
+
+
+def sample_values(message: session_pb2.BoardSample) -> Values:
+    """The readings of a board's sensors; None for values that the board does not report."""
+    sample = board_sample_from_message(message)
+    # Not `asdict`, which deep-copies each value, because this runs for every device of a snapshot.
+    values = {name: getattr(sample, name) for name in _SAMPLE}
+    return {**values, "mode": None if sample.mode is None else sample.mode._asdict()}
+
+
+def node_values(view: view_pb2.NodeView) -> Values:
+    """A Flower node's values."""
+    return {
+        "node_id": view.node_id,
+        "device_id": view.device_id,
+        "device_state": state_word(view.device_state) if view.device_state else None,
+        "pairing_problem": known(view, "pairing_problem"),
+        "bound_unix_s": known(view, "bound_unix_s"),
+        "connected_unix_s": known(view, "connected_unix_s"),
+    }
+
+
+def tagged_device_values(view: view_pb2.DeviceView) -> Values:
+    """A device's values with all its tags, those of the site file and those of commands, in order."""
+    values = device_values(view)
+    return {**values, "tags": sorted({*values["site_tags"], *values["operator_tags"]})}
+
+
+def front_values(view: view_pb2.DeviceView) -> list[Values] | None:
+    """The modes of a device's front; None without a front."""
+    if not view.HasField("front"):
+        return None
+    front = front_from_message(view.front)
+    return [
+        {
+            "mode": front.mode(k)._asdict(),
+            "batch": None if front.batch is None else int(front.batch[k]),
+            "warmup_s": float(front.warmup_s[k]),
+            "epoch_s": float(front.epoch_s[k]),
+            "power_w": float(front.power_w[k]),
+            "planned_w": float(front.planned_w[k]),
+        }
+        for k in range(len(front))
+    ]
+
+
+def preset_values(view: view_pb2.DeviceView) -> list[Values]:
+    """The presets of a device's board with their predictions, as in `front_values`, and whether they were measured."""
+    return [
+        {
+            "preset": each.name,
+            "mode": each.front.mode(0)._asdict(),
+            "warmup_s": float(each.front.warmup_s[0]),
+            "epoch_s": float(each.front.epoch_s[0]),
+            "power_w": float(each.front.power_w[0]),
+            "planned_w": float(each.front.planned_w[0]),
+            "is_measured": each.is_measured,
+        }
+        for each in presets_from_messages(view.presets)
+    ]
+
+
+def workload_values(message: power_pb2.Workload) -> Values:
+    """A workload's name and its known facts."""
+    workload = workload_from_message(message)
+    facts = workload.facts
+    return {
+        "workload": workload.name,
+        "task": facts.task.value,
+        "batch": facts.batch,
+        "loader_workers": facts.loader_workers,
+        "processor": facts.processor.value,
+        "parameters": facts.parameters,
+        "step_flops": facts.step_flops,
+        "precision": facts.precision,
+    }
+
+
+def device_workload_values(message: view_pb2.DeviceWorkload) -> Values:
+    """The values of a workload on a device; the workload is None if its front counts for all."""
+    is_known = message.HasField("workload")
+    return {
+        "workload": message.workload.name if is_known else None,
+        "batch": known(message.workload, "batch") if is_known else None,
+        "profiled_modes": message.profiled_modes,
+        "minibatches_per_epoch": known(message, "minibatches_per_epoch"),
+        "fastest_epoch_s": known(message, "fastest_epoch_s"),
+        "epoch_length_assumed": is_known and not message.HasField("minibatches_per_epoch"),
+        "reference_digest": message.reference_digest or None,
+        "left_out": message.left_out or None,
+        "trust": known(message, "trust"),
+    }
+
+
+def known_workload_values(view: view_pb2.WorkloadView) -> Values:
+    """A workload's values, with its devices and runs."""
+    return {
+        **workload_values(view.workload),
+        "devices": view.device_count,
+        "measured_devices": view.measured_devices,
+        "median_modes": known(view, "median_modes"),
+        "live_run_ids": list(view.live_run_ids),
+        "runs": view.run_count,
+        "last_used_unix_s": known(view, "last_used_unix_s"),
+    }
+
+
+def budget_values(budget: operator_pb2.SupplyBudget) -> Values:
+    """The budget in force at a supply, what is set aside and drawn there, and since when."""
+    return {
+        "supply": budget.supply,
+        "parent": budget.parent or None,
+        "watts": budget.watts,
+        "set_aside_w": budget.set_aside_w,
+        "drawn_w": budget.drawn_w,
+        "devices": budget.devices,
+        "measured_devices": budget.measured_devices,
+        "source": budget.source,
+        "fallback": budget.fallback,
+        "reason": budget.reason,
+        "since": time_text(budget.since_unix_s),
+        "until": time_text(budget.until_unix_s) if budget.HasField("until_unix_s") else None,
+    }
+
+
+def event_values(event: view_pb2.FleetEvent) -> Values:
+    """An event's values."""
+    return {
+        "at": time_text(event.at_unix_s),
+        "kind": event.kind,
+        "text": event.text,
+        "needs_attention": event.needs_attention,
+        "device_id": event.device_id or None,
+        "run_id": event.run_id or None,
+        "round": event.round or None,
+        "supply": event.supply or None,
+        "caller": event.caller or None,
+    }
+
+
+def time_text(unix_s: float) -> str:
+    """Seconds since 1970 as a date and time in UTC, ISO 8601."""
+    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="seconds")
+
+
+def run_values(view: view_pb2.RunView) -> Values:
+    """A run's values, without its rounds."""
+    return {
+        "run_id": view.run_id,
+        "name": view.name or view.run_id,
+        "labels": dict(sorted(view.labels.items())),
+        "strategy": view.strategy,
+        "rounds_asked_for": view.rounds,
+        "initial_metrics": dict(sorted(view.initial_metrics.items())),
+        "workload": view.workload.name or None,
+        "state": _run_state(view),
+        "finished": view.finished,
+        "error": view.error,
+        "started_unix_s": known(view, "started_unix_s"),
+        "finished_unix_s": known(view, "finished_unix_s"),
+    }
+
+
+def _run_state(view: view_pb2.RunView) -> str:
+    if view.error:
+        return "stopped" if is_stopped(view.error) else "failed"
+    return "finished" if view.finished else "running"
+
+
+def round_values(view: view_pb2.RoundView) -> Values:
+    """A round's totals, as first planned and as trimmed; a round without a plan has no planned totals."""
+    is_trimmed = view.plan.HasField("first_planned")
+    first = view.plan.first_planned if is_trimmed else view.plan
+    unplanned = view.unplanned
+    return {
+        "round": view.round,
+        "unplanned": unplanned,
+        "plan_id": view.plan_id or None,
+        "workload": view.workload or None,
+        "epochs": None if unplanned else view.epochs,
+        "devices": view.device_count,
+        "failed": list(view.failed_device_ids),
+        "late": list(view.late_device_ids),
+        "site_budget_w": None if unplanned else first.site_budget_w,
+        "planned_w": None if unplanned else first.planned_w,
+        "idle_w": None if unplanned else view.idle_w,
+        "observed_site_w": known(view, "observed_site_w"),
+        "planned_s": None if unplanned else first.duration_s,
+        "observed_s": known(view, "observed_duration_s"),
+        "wall_s": known(view, "wall_s"),
+        "training_j": known(view, "training_j"),
+        "observed_trainings": view.observed_count,
+        "deadline_s": view.plan.deadline_s or None,
+        "in_other_mode": view.other_mode_count,
+        "stopped": view.stopped_count,
+        "trimmed_site_budget_w": view.plan.site_budget_w if is_trimmed else None,
+        "trimmed_planned_w": view.plan.planned_w if is_trimmed else None,
+        "trimmed_s": view.plan.duration_s if is_trimmed else None,
+        "planned_unix_s": known(view, "planned_unix_s"),
+        "finished_unix_s": known(view, "finished_unix_s"),
+        "metrics": dict(sorted(view.metrics.items())),
+    }
+
+
+# --- Plan values ------------------------------------------------------------------------------------------------------
+# A previewed plan as plain values by name: the totals, and each device's part with the reason of its decision.
+
+
+def assumption(plan: Values, runs: RunNames) -> str | None:
+    """Which rounds in flight a previewed plan assumes to have ended; None for none."""
+    rounds = [runs.round_of(each) for each in plan["assumed_ended"]]
+    if not rounds:
+        return None
+    are = "which are in flight, have" if len(rounds) > 1 else "which is in flight, has"
+    return f"assuming that {' and '.join(rounds)}, {are} ended"
+
+
+def preview_values(answer: operator_pb2.PreviewPlanResponse) -> Values:
+    """A previewed round's values: its totals, and each device with its mode and the reason of its decision."""
+    found = plan_from_message(answer.plan, answer.epochs)
+    parts = {assignment.device_id: assignment for assignment in found.assignments}
+    return {
+        "run_id": answer.run_id or None,
+        "round": answer.round,
+        "epochs": answer.epochs,
+        "only_devices_with_a_node": not answer.all_devices,
+        "duration_s": found.duration_s,
+        "deadline_s": found.deadline_s,
+        "planned_w": found.planned_w,
+        "site_budget_w": found.site_budget_w,
+        "supplies": [
+            {"supply": use.supply, "budget_w": use.budget_w, "planned_w": use.planned_w} for use in found.supplies
+        ],
+        "devices": [_decision_values(decision, parts.get(decision.device_id)) for decision in found.decisions],
+        "not_looked_at": [{"device_id": each.device_id, "reason": each.reason} for each in answer.not_looked_at],
+        "assumed_ended": list(answer.assumed_ended),
+    }
+
+
+def _decision_values(decision: Decision, part: Assignment | None) -> Values:
+    return {
+        "device_id": decision.device_id,
+        "selected": decision.selected,
+        "reason": decision.reason,
+        "mode": part.mode._asdict() if part else None,
+        "batch": part.batch if part else None,
+        "epochs": part.epochs if part else None,
+        "warmup_s": part.warmup_s if part else None,
+        "epoch_s": part.epoch_s if part else None,
+        "length_assumed": part.is_length_assumed if part else None,
+        "power_w": part.power_w if part else None,
+        "power_limit_w": part.power_limit_w if part else None,
+    }
+
+
+# --- Run totals -------------------------------------------------------------------------------------------------------
+# The totals of a run: its rounds, their time, failures and joules, and the rounds over their budget.
+
+
+def run_totals(view: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> Values:
+    """A run's values with the totals of its rounds.
+
+    Args:
+        view: the run.
+        rounds: its rounds, without their devices.
+    """
+    values = [round_values(each) for each in rounds]
+    joules = [each["training_j"] for each in values if each["training_j"] is not None]
+    return {
+        **run_values(view),
+        "rounds_done": sum(each["wall_s"] is not None for each in values),
+        "wall_s": sum(each["wall_s"] or 0.0 for each in values),
+        "failed_trainings": sum(len(each["failed"]) for each in values),
+        "training_j": sum(joules) if joules else None,
+        "observed_trainings": sum(each["observed_trainings"] for each in values),
+        "trainings": sum(each["devices"] for each in values if not each["unplanned"]),
+        "rounds_over_budget": sum(is_over_budget(each) for each in values),
+    }
+
+
+ENERGY_NOTE = "*: not all trainings were observed"
+"""Explains the mark of `energy_words` below a table."""
+
+
+def is_in_part(values: Values) -> bool:
+    """Whether the energy of a run or a round, given as its values, covers only some of its trainings."""
+    trainings: int = values["trainings"] if "trainings" in values else values["devices"]
+    return values["training_j"] is not None and values["observed_trainings"] < trainings
+
+
+def energy_words(values: Values) -> str:
+    """The energy of a run or a round for a table, such as "12.5 kJ", or "9.8 kJ*" if it covers only some trainings."""
+    return energy_text(values["training_j"]) + ("*" if is_in_part(values) else "")
+
+
+def trainings_words(observed: int, trainings: int) -> str:
+    """The trainings that an energy covers, such as "9 trainings", or "7 of 9 trainings" if not all were observed."""
+    all_of_them = count_of(trainings, "training")
+    return all_of_them if observed >= trainings else f"{observed:,} of {all_of_them}"
+
+
+def is_over_budget(round_: Values) -> bool:
+    """Whether a round, given as `round_values`, drew more watts than the budget in force at its end."""
+    observed_w, trimmed_w = round_["observed_site_w"], round_["trimmed_site_budget_w"]
+    budget_w = round_["site_budget_w"] if trimmed_w is None else trimmed_w
+    return observed_w is not None and budget_w is not None and observed_w > budget_w
+
+
+# --- Round details ----------------------------------------------------------------------------------------------------
+# One round in full: each device with its mode, the reason for its selection, and its outcome.
+
+
+@dataclass(frozen=True)
+class RoundPart:
+    """One device's part in a round.
+
+    Attributes:
+        first: its assignment as first planned.
+        now: the assignment in force; None if a trim has stopped the device.
+        node_id: its Flower node.
+        reason: why it was selected.
+        seen: the observation of its training; None if there is none.
+        result: the app's report about it; None until the round is over, and for a device that was sent nothing.
+    """
+
+    first: Assignment
+    now: Assignment | None
+    node_id: int
+    reason: str
+    seen: view_pb2.DeviceObservation | None
+    result: planning_pb2.DeviceResult | None
+
+    @property
+    def last(self) -> Assignment:
+        """The assignment in force, or the one before the device was stopped."""
+        return self.now or self.first
+
+    @property
+    def became(self) -> str | None:
+        """How a trim changed the assignment: "stopped" or "other mode"; None if it did not."""
+        if self.now is None:
+            return "stopped"
+        return "other mode" if self.now.mode != self.first.mode else None
+
+
+def round_parts(view: view_pb2.RoundView, plan: RoundPlan) -> list[RoundPart]:
+    """The selected devices of a round, as first planned.
+
+    Args:
+        view: the round.
+        plan: its plan.
+    """
+    message = view.plan.first_planned if view.plan.HasField("first_planned") else view.plan
+    nodes = {each.device_id: each.node_id for each in message.assignments}
+    now = {each.device_id: each for each in plan.assignments}
+    reasons = {each.device_id: each.reason for each in plan.decisions}
+    seen = {each.device_id: each for each in view.observations}
+    results = {each.device_id: each for each in view.results}
+    return [
+        RoundPart(
+            first,
+            now.get(first.device_id),
+            nodes[first.device_id],
+            reasons.get(first.device_id, ""),
+            seen.get(first.device_id),
+            results.get(first.device_id),
+        )
+        for first in plan.original.assignments
+    ]
+
+
+def round_details(view: view_pb2.RoundView) -> Values:
+    """A round's totals with its devices.
+
+    Returns:
+        As `round_values`, and `selected`: a dictionary for each device that was to train, with the plan in force, and
+        in `first` what was planned before, if it differs; `not_selected`: the id and the reason of each other device;
+        `supplies`: watts of each supply.
+    """
+    plan = plan_from_message(view.plan, view.epochs)
+    is_over = view.HasField("wall_s")
+    without_plan = view.results if view.unplanned else ()
+    return {
+        "run_id": view.run_id,
+        **round_values(view),
+        "selected": [
+            *(_selected(part, is_over) for part in round_parts(view, plan)),
+            *(
+                {"device_id": each.device_id, "reason": "trained without a plan", **_outcome(each, is_over)}
+                for each in without_plan
+            ),
+        ],
+        "not_selected": [
+            {"device_id": each.device_id, "reason": each.reason} for each in plan.decisions if not each.selected
+        ],
+        "supplies": [
+            {"supply": each.supply, "budget_w": each.budget_w, "planned_w": each.planned_w} for each in plan.supplies
+        ],
+    }
+
+
+def slowest_first(selected: Iterable[Values]) -> list[Values]:
+    """The selected devices of `round_details`, those that delay the round most first."""
+    return sorted(selected, key=lambda each: -max(each["predicted_s"], each["observed_s"] or 0.0))
+
+
+def _selected(part: RoundPart, is_over: bool) -> Values:
+    planned, first = _planned(part.last), _planned(part.first)
+    outcome = _outcome(part.result, is_over)
+    if part.result is None and part.now is None:
+        outcome["outcome"] = "stopped"
+    return {
+        "device_id": part.first.device_id,
+        "node_id": part.node_id,
+        "reason": part.reason,
+        **planned,
+        "became": part.became,
+        "first": first if first != planned else None,
+        **_observed(part),
+        **outcome,
+    }
+
+
+def _planned(part: Assignment) -> Values:
+    return {
+        "mode": part.mode._asdict(),
+        "batch": part.batch,
+        "epochs": part.epochs,
+        "planned_w": part.power_limit_w,
+        "predicted_w": part.power_w,
+        "predicted_s": part.training_s(part.epoch_s),
+        "length_assumed": part.is_length_assumed,
+    }
+
+
+def _observed(part: RoundPart) -> Values:
+    """The observed values of a training; as everywhere, its warm-up counts as predicted."""
+    if part.seen is None:
+        return {"observed_w": None, "observed_s": None, "training_j": None}
+    seconds, watts = part.last.training_s(part.seen.epoch_s), part.seen.power_w
+    return {"observed_w": watts, "observed_s": seconds, "training_j": watts * seconds}
+
+
+def _outcome(result: planning_pb2.DeviceResult | None, is_over: bool) -> Values:
+    """How a training ended: `outcome` as one word, and the reason of a failure."""
+    if result is None:
+        return {"outcome": "not sent" if is_over else "running", "failure": None, "share": None, "loss": None}
+    word = "failed" if result.failure else "late" if result.late else "trained" if result.share >= 1 else "in part"
+    return {
+        "outcome": word,
+        "failure": result.failure or None,
+        "share": result.share,
+        "loss": known(result, "loss"),
+    }

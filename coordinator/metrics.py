@@ -1,0 +1,663 @@
+"""The Prometheus metrics of the fleet and of the coordinator's services, and their server."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, ProcessCollector, make_asgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coordinator.histograms import Histogram
+from coordinator.service_figures import ServiceFigures
+from coordinator.settings import ServerSettings
+from coordinator.state.fleet import Fleet
+from coordinator.state.power_draw import KeptDuties, LiveSamples
+from coordinator.state.records import DeviceRecord, RoundRecord, RunRecord
+from coordinator.state.rounds.grants import Grants
+from coordinator.state.rounds.ledger import LatestResults, RoundStatistics
+from coordinator.state.workload_fronts import EVERY_WORKLOAD
+from wattfleet.duties import LATENCY_LIMITS_MS
+from wattfleet.errors import InvalidInputError
+from wattfleet.planning import Selection
+from wattfleet_identity.http_access import HttpAccess
+from wattfleet_identity.http_server import HttpLimits, serving_http
+from wattfleet_io.build_metric import build_family
+from wattfleet_proto.device_state import DeviceState
+
+# --- Device families --------------------------------------------------------------------------------------------------
+# Metric families of individual devices: properties, grants, predictions and observations.
+
+
+def device_families(fleet: Fleet, devices: Sequence[DeviceRecord], live_runs: Set[str]) -> Iterator[Metric]:
+    """All families with one device per sample.
+
+    Args:
+        fleet: the fleet.
+        devices: the devices that are exported individually.
+        live_runs: ids of the runs that have not ended.
+    """
+    ids = [device.device_id for device in devices]
+    yield from _state_families(fleet, devices)
+    yield from _grant_families(fleet.rounds.grants, ids)
+    yield from _result_families(fleet.rounds.latest_results, ids, live_runs)
+    yield from _live_families(fleet.samples, devices)
+    energy = CounterMetricFamily(
+        "wattfleet_device_training_energy_joules",
+        "Observed joules of the device's trainings in rounds since the coordinator started",
+        labels=["device"],
+    )
+    for device_id in ids:
+        if (joules := fleet.rounds.statistics.device_j.get(device_id)) is not None:
+            energy.add_metric([device_id], joules)
+    yield energy
+
+
+def _state_families(fleet: Fleet, devices: Sequence[DeviceRecord]) -> Iterator[GaugeMetricFamily]:
+    """The properties, the supply and the state of each device."""
+    info = GaugeMetricFamily(
+        "wattfleet_device_info",
+        "Always 1; the labels say what the device is. Each tag has a comma before and after it",
+        labels=["device", "board", "provenance", "site", "supply", "tags"],
+    )
+    # One sample per device, for its current state: zeros for the other states would be 50,000 samples for 10,000.
+    state = GaugeMetricFamily(
+        "wattfleet_device_state",
+        "Always 1; the label is the device's current state",
+        labels=["device", "board", "state"],
+    )
+    modes = GaugeMetricFamily(
+        "wattfleet_device_profiled_modes", "Number of power modes measured on the device", labels=["device"]
+    )
+    idle = GaugeMetricFamily("wattfleet_device_idle_watts", "Power of the idle device in watts", labels=["device"])
+    trust = GaugeMetricFamily(
+        "wattfleet_device_trust",
+        "1 if no recent observation contradicts the device's predictions, 0 if all do",
+        labels=["device"],
+    )
+    left_out = GaugeMetricFamily(
+        "wattfleet_device_left_out", "1 for each device that its own reports keep out of rounds", labels=["device"]
+    )
+    claims = fleet.agents.claims
+    for device in devices:
+        site, supply = _place_of(fleet, device.device_id)
+        tags = ",".join(sorted(fleet.operator.tags_of(device.device_id)))
+        info.add_metric(
+            [device.device_id, device.board, device.provenance, site, supply, f",{tags}," if tags else ""], 1.0
+        )
+        state.add_metric([device.device_id, device.board, device.state.value], 1.0)
+        modes.add_metric([device.device_id], device.profiled_modes)
+        if device.idle_w is not None:
+            idle.add_metric([device.device_id], device.idle_w)
+        if (share := claims.trust_of(device.device_id)) is not None:
+            trust.add_metric([device.device_id], share)
+        if claims.exclusion_reason(device) is not None:
+            left_out.add_metric([device.device_id], 1.0)
+    yield from (info, state, modes, idle, trust, left_out)
+
+
+def _place_of(fleet: Fleet, device_id: str) -> tuple[str, str]:
+    """The site and the supply that a device is behind; empty if the site file does not place it."""
+    try:
+        supply = fleet.operator.supply_of(device_id)
+    except InvalidInputError:
+        return "", ""
+    return fleet.operator.allowance.supplies.path(supply)[-1], supply
+
+
+def _grant_families(grants: Grants, device_ids: Sequence[str]) -> Iterator[GaugeMetricFamily]:
+    """The watts that devices may draw beyond idle power, and the watts that they have confirmed."""
+    granted = GaugeMetricFamily(
+        "wattfleet_device_granted_watts", "Watts that the device's newest grant allows", labels=["device"]
+    )
+    confirmed = GaugeMetricFamily(
+        "wattfleet_device_confirmed_watts", "Watts that the device has confirmed to keep to", labels=["device"]
+    )
+    counted = GaugeMetricFamily(
+        "wattfleet_device_counted_watts",
+        "Watts that count against the budget: the highest limit that the device may still act on",
+        labels=["device"],
+    )
+    for device_id in device_ids:
+        grant = grants.of(device_id)
+        if grant is None or grant.is_over:
+            continue
+        granted.add_metric([device_id], grant.granted_w)
+        counted.add_metric([device_id], grant.counted_w)
+        if grant.confirmed_w is not None:
+            confirmed.add_metric([device_id], grant.confirmed_w)
+    yield from (granted, confirmed, counted)
+
+
+def _result_families(newest: LatestResults, ids: Sequence[str], live_runs: Set[str]) -> Iterator[GaugeMetricFamily]:
+    """The watts planned in each device's newest round, and predictions and observations of its last observed one.
+
+    They disappear when the run ends.
+    """
+    families = {
+        name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
+        for name, text in (
+            ("budget_watts", "Watts planned for the device in its newest round"),
+            ("predicted_epoch_seconds", "Predicted seconds per epoch of the last reported training"),
+            ("observed_epoch_seconds", "Last reported seconds per epoch"),
+            ("predicted_power_watts", "Predicted watts of the last reported training"),
+            ("observed_power_watts", "Last reported watts while training"),
+        )
+    }
+    for device_id in ids:
+        chosen = newest.assignments.get(device_id)
+        if chosen is not None and newest.assigned_in.get(device_id) in live_runs:
+            families["budget_watts"].add_metric([device_id], chosen.power_limit_w)
+        predicted, seen = newest.predictions.get(device_id), newest.observations.get(device_id)
+        if predicted is not None and seen is not None and newest.observed_in.get(device_id) in live_runs:
+            families["predicted_epoch_seconds"].add_metric([device_id], predicted.epoch_s)
+            families["predicted_power_watts"].add_metric([device_id], predicted.power_w)
+            families["observed_epoch_seconds"].add_metric([device_id], seen.epoch_s)
+            families["observed_power_watts"].add_metric([device_id], seen.power_w)
+    yield from families.values()
+
+
+def _live_families(samples: LiveSamples, devices: Sequence[DeviceRecord]) -> Iterator[Metric]:
+    """The latest sensor readings of the boards; a sensor that a board lacks has no sample."""
+    gauges = {
+        name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
+        for name, text in (
+            ("power_watts", "Power of the board now, in watts"),
+            ("power_readable", "1 while the board's power can be read, else 0"),
+            ("temperature_celsius", "Temperature of the hottest part of the chip"),
+            ("online_cores", "Number of CPU cores that are online"),
+            ("cpu_clock_hertz", "CPU clock of the mode in force"),
+            ("gpu_clock_hertz", "GPU clock of the mode in force"),
+            ("memory_clock_hertz", "Memory clock of the mode in force"),
+            ("fan_ratio", "Speed of the fan, 0 to 1"),
+            ("gpu_use_ratio", "Use of the GPU in the last moments, 0 to 1"),
+        )
+    }
+    energy = CounterMetricFamily(
+        "wattfleet_device_energy_joules", "Joules that the board has drawn since its agent started", labels=["device"]
+    )
+    throttled = CounterMetricFamily(
+        "wattfleet_device_throttle_events", "Times the board has throttled itself since it booted", labels=["device"]
+    )
+    for device in devices:
+        sample = samples.of(device.device_id)
+        if sample is None or device.state is DeviceState.OFFLINE:
+            continue
+        mode = sample.mode
+        for name, value in (
+            ("power_watts", sample.power_w),
+            ("power_readable", float(sample.power_w is not None)),
+            ("temperature_celsius", sample.temperature_c),
+            ("online_cores", None if mode is None else mode.cores),
+            ("cpu_clock_hertz", None if mode is None else mode.cpu_khz * 1e3),
+            ("gpu_clock_hertz", None if mode is None else mode.gpu_hz),
+            ("memory_clock_hertz", None if mode is None else mode.mem_hz),
+            ("fan_ratio", sample.fan_share),
+            ("gpu_use_ratio", sample.gpu_use_share),
+        ):
+            if value is not None:
+                gauges[name].add_metric([device.device_id], value)
+        if sample.energy_j is not None:
+            energy.add_metric([device.device_id], sample.energy_j)
+        if sample.throttle_events is not None:
+            throttled.add_metric([device.device_id], sample.throttle_events)
+    yield from (*gauges.values(), energy, throttled)
+
+
+# --- Duty families ----------------------------------------------------------------------------------------------------
+# Metric families of how devices answer the requests of their duties.
+
+
+def duty_families(duties: KeptDuties, device_ids: Sequence[str]) -> Iterator[Metric]:
+    """The families; counters restart with a device's agent."""
+    latency = HistogramMetricFamily(
+        "wattfleet_duty_latency_seconds", "Seconds from a request's arrival to its answer", labels=["device"]
+    )
+    requests = CounterMetricFamily("wattfleet_duty_requests", "Requests with an answer or an error", labels=["device"])
+    missed = CounterMetricFamily(
+        "wattfleet_duty_missed", "Requests that were answered too late, or with an error", labels=["device"]
+    )
+    allowed = GaugeMetricFamily(
+        "wattfleet_duty_allowed_missed_share", "Share of requests that the duty lets miss its limit", labels=["device"]
+    )
+    arrivals = GaugeMetricFamily(
+        "wattfleet_duty_arrivals_per_second", "Requests per second in the last half minute", labels=["device"]
+    )
+    training = GaugeMetricFamily(
+        "wattfleet_duty_training_share",
+        "Share of the last half minute in which minibatches had the device",
+        labels=["device"],
+    )
+    for device_id in device_ids:
+        kept = duties.of(device_id)
+        if kept is None:
+            continue
+        limits = [*(str(limit_ms / 1e3) for limit_ms in LATENCY_LIMITS_MS), "+Inf"]
+        buckets = list(zip(limits, accumulate(map(float, kept.latency_counts)), strict=True))
+        latency.add_metric([device_id], buckets, kept.latency_sum_ms / 1e3)
+        requests.add_metric([device_id], kept.requests)
+        missed.add_metric([device_id], kept.missed)
+        allowed.add_metric([device_id], 1 - kept.quantile)
+        arrivals.add_metric([device_id], kept.arrivals_per_s)
+        training.add_metric([device_id], kept.training_share)
+    yield from (latency, requests, missed, allowed, arrivals, training)
+
+
+# --- Workload families ------------------------------------------------------------------------------------------------
+# Metric families of the workloads of live runs.
+
+_NAMED_WORKLOADS = 20
+"""The most workloads with their own label, because each label is a time series in Prometheus."""
+
+_OTHER_WORKLOADS = "other"
+
+
+def workload_families(fleet: Fleet) -> Iterator[GaugeMetricFamily]:
+    """The families of live runs' workloads; beyond the limit, those of the oldest runs share one label."""
+    runs = GaugeMetricFamily("wattfleet_workload_runs", "Number of runs that have not ended", labels=["workload"])
+    predicted = GaugeMetricFamily(
+        "wattfleet_workload_devices", "Number of devices with a prediction for the workload", labels=["workload"]
+    )
+    measured = GaugeMetricFamily(
+        "wattfleet_workload_measured_devices",
+        "Number of devices that have measured modes of the workload",
+        labels=["workload"],
+    )
+    live = Counter(run.workload.name for run in reversed(list(fleet.flower.runs.values())) if not run.finished)
+    named = list(live)[:_NAMED_WORKLOADS]
+    for name in named:
+        runs.add_metric([name], live[name])
+    if others := len(live) - len(named):
+        runs.add_metric([_OTHER_WORKLOADS], sum(live.values()) - sum(live[name] for name in named))
+    with_front, with_modes = Counter(dict.fromkeys(named, 0)), Counter(dict.fromkeys(named, 0))
+    known = dict.fromkeys(list(live)[_NAMED_WORKLOADS:], _OTHER_WORKLOADS) | {name: name for name in named}
+    for device in list(fleet.agents.devices.values()):
+        labels: dict[str, int] = {}
+        for each in device.fronts:
+            counted = set(known.values()) if each.name == EVERY_WORKLOAD else {known.get(each.name, "")} - {""}
+            for label in counted:
+                labels[label] = max(labels.get(label, 0), each.profiled_modes)
+        with_front.update(labels.keys())
+        with_modes.update(label for label, modes in labels.items() if modes)
+    for label in [*named, *([_OTHER_WORKLOADS] if others else [])]:
+        predicted.add_metric([label], with_front[label])
+        measured.add_metric([label], with_modes[label])
+    yield from (runs, predicted, measured)
+
+
+# --- Round families ---------------------------------------------------------------------------------------------------
+# Metric families of rounds: gauges of the newest rounds, and counters and histograms of all rounds of this process.
+
+_NAMED_RUNS = 20
+"""The most live runs with their own label, because each label is a time series in Prometheus."""
+
+_OTHER_RUNS = "other"
+
+
+def round_families(
+    rounds: Sequence[RoundRecord], newest: LatestResults, site_budget_w: float, live_runs: Set[str]
+) -> Iterator[GaugeMetricFamily]:
+    """The newest planned, observed and evaluated rounds; they disappear when their run ends."""
+    number = GaugeMetricFamily("wattfleet_round_number", "Number of the newest planned round")
+    duration = GaugeMetricFamily(
+        "wattfleet_round_duration_seconds",
+        "Makespan of the round: seconds until its slowest device has finished",
+        labels=["kind"],
+    )
+    site = GaugeMetricFamily(
+        "wattfleet_site_power_watts", "Power of the site in watts, including idle devices", labels=["kind"]
+    )
+    accuracy = GaugeMetricFamily("wattfleet_round_accuracy", "Accuracy after the newest evaluated round")
+    site.add_metric(["allowed"], site_budget_w)
+    if rounds:
+        number.add_metric([], rounds[-1].number)
+        duration.add_metric(["predicted"], rounds[-1].plan.duration_s)
+        site.add_metric(["planned"], rounds[-1].plan.planned_w)
+    if (seen := newest.observed_round) is not None and seen.run_id in live_runs:
+        site.add_metric(["observed"], seen.site_w)
+        # The plan and the budget may have changed since, so those of the observed round are exported as well.
+        site.add_metric(["planned_then"], seen.planned_w)
+        site.add_metric(["allowed_then"], seen.allowed_w)
+        duration.add_metric(["observed"], seen.duration_s)
+        duration.add_metric(["predicted_then"], seen.predicted_s)
+    if (evaluated := newest.evaluated_round) is not None and evaluated.run_id in live_runs:
+        accuracy.add_metric([], evaluated.accuracy)
+    yield from (number, duration, site, accuracy)
+
+
+def run_info_family(live_runs: Sequence[RunRecord]) -> GaugeMetricFamily:
+    """The names and labels of live runs, to be joined with other metrics by the label `run`.
+
+    Args:
+        live_runs: the runs that have not ended, the newest first.
+    """
+    family = GaugeMetricFamily(
+        "wattfleet_run_info",
+        "Always 1; the labels say what a run that has not ended is. Each of its labels has a comma before and after it",
+        labels=["run", "name", "labels"],
+    )
+    for run in live_runs[:_NAMED_RUNS]:
+        labels = ",".join(f"{key}={value}" for key, value in sorted(run.labels.items()))
+        family.add_metric([run.run_id, run.name, f",{labels}," if labels else ""], 1.0)
+    return family
+
+
+def in_flight_family(rounds: Sequence[RoundRecord], since_s: Mapping[str, float], now_s: float) -> GaugeMetricFamily:
+    """The duration so far of each run's oldest round in flight, with the prediction for the same round.
+
+    Args:
+        rounds: the rounds of live runs, oldest first.
+        since_s: when each round in flight was planned, by plan id.
+        now_s: the time now, of the same clock.
+    """
+    family = GaugeMetricFamily(
+        "wattfleet_round_in_flight_seconds",
+        "Seconds since the run's oldest round that has not ended was planned, and its predicted makespan",
+        labels=["run", "kind"],
+    )
+    oldest: dict[str, RoundRecord] = {}
+    for record in rounds:
+        if record.plan_id in since_s and record.wall_s is None and record.plan.assignments:
+            oldest.setdefault(record.run_id, record)
+    for run_id, record in list(oldest.items())[-_NAMED_RUNS:]:
+        family.add_metric([run_id, "elapsed"], now_s - since_s[record.plan_id])
+        family.add_metric([run_id, "predicted"], record.plan.duration_s)
+    return family
+
+
+def statistics_families(statistics: RoundStatistics, live_runs: Sequence[str]) -> Iterator[Metric]:
+    """Counters and histograms of the rounds since the start.
+
+    Args:
+        statistics: the counts.
+        live_runs: ids of the runs that have not ended, the newest first.
+    """
+    yield CounterMetricFamily("wattfleet_rounds_planned", "Rounds that were planned", statistics.planned)
+    ended = CounterMetricFamily("wattfleet_rounds_ended", "Rounds that have ended, by how", labels=["reason"])
+    for reason, count in statistics.ended.items():
+        ended.add_metric([reason], count)
+    yield ended
+    yield CounterMetricFamily(
+        "wattfleet_rounds_over_budget",
+        "Rounds whose devices drew more watts than the site's budget at their time",
+        statistics.over_budget,
+    )
+    parts = CounterMetricFamily(
+        "wattfleet_participations", "Devices in rounds, by what came of their part", labels=["reason"]
+    )
+    for reason, count in statistics.participations.items():
+        parts.add_metric([reason], count)
+    yield parts
+    yield _histograms(
+        "wattfleet_observed_to_predicted_ratio",
+        "Observed by predicted seconds and watts of trainings",
+        "quantity",
+        statistics.ratios,
+    )
+    yield _histograms(
+        "wattfleet_prediction_deviations",
+        "Distance of observed from predicted values in predicted standard deviations; 90 % should be below 1.645",
+        "quantity",
+        statistics.deviations,
+    )
+    yield _histograms(
+        "wattfleet_round_seconds", "Seconds of completely observed rounds, by kind", "kind", statistics.round_s
+    )
+    yield _histograms(
+        "wattfleet_round_watts", "Watts of the site in completely observed rounds, by kind", "kind", statistics.round_w
+    )
+    energy = HistogramMetricFamily(
+        "wattfleet_round_energy_joules", "Joules of the trainings of completely observed rounds"
+    )
+    energy.add_metric([], statistics.round_j.buckets, statistics.round_j.sum)
+    yield energy
+    yield _run_family(statistics.run_j.copy(), live_runs)
+
+
+def _run_family(run_j: Mapping[str, float], live_runs: Sequence[str]) -> GaugeMetricFamily | CounterMetricFamily:
+    """The joules of each live run; the oldest runs share one label."""
+    family = CounterMetricFamily(
+        "wattfleet_run_energy_joules",
+        "Joules of the observed trainings of a run that has not ended, since the coordinator started",
+        labels=["run"],
+    )
+    known = [run_id for run_id in live_runs if run_id in run_j]
+    for run_id in known[:_NAMED_RUNS]:
+        family.add_metric([run_id], run_j[run_id])
+    if others := known[_NAMED_RUNS:]:
+        family.add_metric([_OTHER_RUNS], sum(run_j[run_id] for run_id in others))
+    return family
+
+
+def _histograms(name: str, text: str, label: str, histograms: Mapping[str, Histogram]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=[label])
+    for value, histogram in histograms.items():
+        family.add_metric([value], histogram.buckets, histogram.sum)
+    return family
+
+
+# --- Fleet collector --------------------------------------------------------------------------------------------------
+# The fleet's metrics, read from its state by one collector.
+#
+# An unknown value has no sample; it is never exported as zero.
+
+
+class FleetCollector(Collector):
+    """Exports the fleet as metric families."""
+
+    def __init__(
+        self, fleet: Fleet, single_devices: Sequence[str] = (), now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Read from one fleet.
+
+        Args:
+            fleet: the fleet.
+            single_devices: patterns such as `tag:lab` of the devices that are exported individually; empty for all.
+            now_s: the clock by which rounds are planned.
+
+        Raises:
+            InvalidInputError: a pattern has another form.
+        """
+        self._fleet = fleet
+        self._single = Selection(tuple(single_devices))
+        self._now_s = now_s
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, from the current state."""
+        # Copies, because the scrape runs in the HTTP server's thread beside the event loop.
+        devices = list(self._fleet.agents.devices.values())
+        live_records = [run for run in reversed(list(self._fleet.flower.runs.values())) if not run.finished]
+        live = [run.run_id for run in live_records]
+        live_runs = set(live)
+        rounds = [record for record in list(self._fleet.rounds.records.values()) if record.run_id in live_runs]
+
+        count = GaugeMetricFamily("wattfleet_devices", "Number of devices in each state", labels=["state"])
+        in_state = Counter(device.state for device in devices)
+        for possible in DeviceState:
+            count.add_metric([possible.value], in_state[possible])
+        yield count
+        yield from _live_totals(self._fleet, devices)
+        single = self._exported(devices)
+        yield from device_families(self._fleet, single, live_runs)
+        newest = self._fleet.rounds.latest_results
+        yield from round_families(rounds, newest, self._fleet.operator.site_budget_w, live_runs)
+        yield run_info_family(live_records)
+        yield in_flight_family(rounds, self._fleet.rounds.since_s.copy(), self._now_s())
+        yield from statistics_families(self._fleet.rounds.statistics, live)
+        yield from _supply_families(self._fleet, rounds)
+        yield from workload_families(self._fleet)
+        yield from duty_families(self._fleet.duties, [device.device_id for device in single])
+        unplanned = GaugeMetricFamily(
+            "wattfleet_unplanned_rounds",
+            "Number of stored rounds that trained without a plan, so that no budget was kept",
+        )
+        unplanned.add_metric([], len(self._fleet.unplanned))
+        yield unplanned
+
+    def _exported(self, devices: Sequence[DeviceRecord]) -> list[DeviceRecord]:
+        """The devices that are exported individually."""
+        if not self._single.include:
+            return list(devices)
+        selected = set(self._fleet.operator.matching(self._single))
+        return [device for device in devices if device.device_id in selected]
+
+
+def _live_totals(fleet: Fleet, devices: Sequence[DeviceRecord]) -> Iterator[GaugeMetricFamily]:
+    """The watts that all boards draw now, as far as they report them."""
+    reported = [
+        sample.power_w
+        for device in devices
+        if (sample := fleet.samples.of(device.device_id)) is not None and sample.power_w is not None
+    ]
+    yield GaugeMetricFamily("wattfleet_reporting_devices", "Number of devices that report their power", len(reported))
+    power = GaugeMetricFamily("wattfleet_live_power_watts", "Power now of all devices that report it, in watts")
+    if reported:
+        power.add_metric([], sum(reported))
+    yield power
+
+
+def _supply_families(fleet: Fleet, rounds: Sequence[RoundRecord]) -> Iterator[GaugeMetricFamily]:
+    """Each supply's budget in force, and its watts: planned, reserved, drawn, and not trimmed although possible."""
+    power = GaugeMetricFamily(
+        "wattfleet_supply_power_watts",
+        "Power behind each supply in watts, including idle devices",
+        labels=["supply", "kind"],
+    )
+    fallback = GaugeMetricFamily(
+        "wattfleet_supply_fallback", "1 while the supply's fallback budget is in force, else 0", labels=["supply"]
+    )
+    untrimmed = GaugeMetricFamily(
+        "wattfleet_supply_untrimmed_watts",
+        "Watts above the supply's budget that a trim would save; above 0 only until the next check",
+        labels=["supply"],
+    )
+    for supply, in_force in list(fleet.operator.budgets_in_force.items()):
+        power.add_metric([supply, "allowed"], in_force.watts)
+        fallback.add_metric([supply], float(in_force.fallback))
+    if rounds:
+        for use in rounds[-1].plan.supplies:
+            power.add_metric([use.supply, "planned"], use.planned_w)
+    if any(device.idle_w is not None for device in list(fleet.agents.devices.values())):
+        for supply, reserved_w in fleet.draw.reserved_w().items():
+            power.add_metric([supply, "reserved"], reserved_w)
+        for supply, untrimmed_w in fleet.untrimmed_w().items():
+            untrimmed.add_metric([supply], untrimmed_w)
+        for supply, measured in fleet.measured_draw().items():
+            power.add_metric([supply, "drawn"], measured.drawn_w)
+    yield from (power, fallback, untrimmed)
+
+
+# --- Service collector ------------------------------------------------------------------------------------------------
+# Metric families of the coordinator itself: version, latencies, store and certificates.
+
+
+class ServiceCollector(Collector):
+    """Exports measurements of the coordinator itself."""
+
+    def __init__(self, figures: ServiceFigures, expiries: Callable[[], Mapping[str, datetime]] = dict) -> None:
+        """Read from one coordinator.
+
+        Args:
+            figures: its measurements.
+            expiries: when the certificate of each role expires first.
+        """
+        self._figures = figures
+        self._expiries = expiries
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, from the current figures."""
+        figures = self._figures
+        yield build_family()
+        rpcs = HistogramMetricFamily(
+            "wattfleet_rpc_seconds", "Seconds until an RPC was answered; streams are left out", labels=["method"]
+        )
+        for method, seconds in sorted(figures.rpc_s.copy().items()):
+            rpcs.add_metric([method], seconds.buckets, seconds.sum)
+        yield rpcs
+        for name, text, seconds in (
+            ("store_write", "Seconds of the transactions that write to the store", figures.store_s),
+            ("plan", "Seconds of the computation of plans", figures.plan_s),
+        ):
+            family = HistogramMetricFamily(f"wattfleet_{name}_seconds", text)
+            family.add_metric([], seconds.buckets, seconds.sum)
+            yield family
+        yield CounterMetricFamily(
+            "wattfleet_store_failures",
+            "Transactions that failed and were to be tried again",
+            figures.store_failures,
+        )
+        yield GaugeMetricFamily(
+            "wattfleet_store_failing", "1 while nothing can be stored, else 0", float(figures.is_store_failing)
+        )
+        expiry = GaugeMetricFamily(
+            "wattfleet_certificate_expiry_timestamp_seconds",
+            "When the first certificate of the role expires, in seconds since 1970",
+            labels=["role"],
+        )
+        for role, expires_at in self._expiries().items():
+            expiry.add_metric([role], expires_at.timestamp())
+        yield expiry
+
+
+# --- Exposure collector -----------------------------------------------------------------------------------------------
+# The metric family with the number of a coordinator's exposed addresses.
+
+
+class ExposureCollector(Collector):
+    """Exports how many of a coordinator's addresses other machines can reach in plaintext."""
+
+    def __init__(self, exposed: int) -> None:
+        """Export the given number of addresses."""
+        self._exposed = exposed
+
+    def collect(self) -> Iterator[Metric]:
+        """The family."""
+        yield GaugeMetricFamily(
+            "wattfleet_exposed_plaintext_addresses",
+            "Addresses of the coordinator that other machines reach without TLS",
+            self._exposed,
+        )
+
+
+# --- Server -----------------------------------------------------------------------------------------------------------
+# Serves the coordinator's metrics at `/metrics`.
+
+
+def metrics_served(
+    fleet: Fleet,
+    host: str,
+    port: int,
+    settings: ServerSettings | None = None,
+    access: HttpAccess | None = None,
+    exposed: int = 0,
+    figures: ServiceFigures | None = None,
+    expiries: Callable[[], Mapping[str, datetime]] = dict,
+) -> AbstractAsyncContextManager[int]:
+    """Serve `/metrics` from a thread until the context is left, and yield the port; port 0 picks a free one.
+
+    Args:
+        fleet: the fleet to export.
+        host: the address to listen on.
+        port: the port.
+        settings: limits on the connections.
+        access: who may read over HTTPS; None lets everybody read over HTTP.
+        exposed: addresses of the coordinator that other machines reach in plaintext.
+        figures: measurements of the coordinator itself; None exports zeros.
+        expiries: when the certificate of each role expires first.
+
+    Raises:
+        InvalidInputError: the address is in use or does not exist.
+    """
+    registry = CollectorRegistry()
+    settings = settings or ServerSettings()
+    registry.register(FleetCollector(fleet, settings.metrics_devices))
+    registry.register(ExposureCollector(exposed))
+    registry.register(ServiceCollector(figures or ServiceFigures(), expiries))
+    ProcessCollector(registry=registry)
+    limits = HttpLimits(settings.max_http_connections, settings.http_timeout_s)
+    return serving_http(make_asgi_app(registry), "metrics", host, port, limits, access)

@@ -1,1 +1,0 @@
-"""The coordinator's metrics for Prometheus, and the server of `/metrics`."""

@@ -1,1 +1,0 @@
-"""Commands that run the agent as a service: `install`, `uninstall` and `run`."""

@@ -1,1 +1,0 @@
-"""Power meters, and the sensors that they sample."""

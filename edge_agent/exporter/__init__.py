@@ -1,1 +1,0 @@
-"""The agent's own metrics, which Prometheus reads directly from the device."""

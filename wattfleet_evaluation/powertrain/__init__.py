@@ -1,1 +1,0 @@
-"""The published baseline PowerTrain: its networks and the predictors built on them."""

@@ -1,1 +1,0 @@
-"""Installs Wattfleet's processes as systemd services."""
