@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Generator
+import signal
+import tempfile
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from wattfleet_io.logs import should_log
 from wattfleet_io.settings.user_file import FILE_VARIABLE
 
-pytest_plugins = ["tests.fixtures.edge_agent", "tests.fixtures.processes"]
+pytest_plugins = ["tests.fixtures.edge_agent"]
 if find_spec("sqlalchemy"):  # a Jetson has only the agent installed: `tests/agent_alone`
     pytest_plugins.append("tests.fixtures.coordinator")
 
@@ -84,3 +86,30 @@ def corpora() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no measured corpora in {folder}")
     return folder
+
+
+# --- Processes --------------------------------------------------------------------------------------------------------
+# Folders and signals for processes that a test starts.
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stop_signals() -> Iterator[None]:
+    """Handle SIGINT and SIGHUP where they are ignored, as in `nohup make test &`, because tests send them.
+
+    Whatever a process ignores, its children ignore, too. If it has a handler, its children begin with the default.
+    SIGHUP is handled by doing nothing, so that the tests survive a closed terminal as `nohup` promises.
+    """
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: lambda number, frame: None}
+    ignored = [number for number in handlers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, handlers[number])
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """An empty folder with a short path, since pytest's own is too long for a unix socket."""
+    with tempfile.TemporaryDirectory(prefix="wf-") as folder:
+        yield Path(folder)

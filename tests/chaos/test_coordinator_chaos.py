@@ -22,8 +22,8 @@ from sqlalchemy import URL
 from edge_agent.session.certificate_keeper import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
-from tests.fakes.coordinator_process import CoordinatorProcess
-from tests.fakes.fronts import front
+from tests.fakes.fleets import front
+from tests.fakes.real_processes import CoordinatorProcess
 from wattfleet_identity.channels import Endpoint
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.names import own_version

@@ -1,4 +1,4 @@
-"""Settings of an agent in a test."""
+"""Settings of an agent in a test, and the workload that it has stored."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from edge_agent.settings import (
     SessionSettings,
     WorkloadSettings,
 )
+
+# --- Agent settings ---------------------------------------------------------------------------------------------------
+# Settings of an agent in a test.
 
 
 def agent_settings(
@@ -56,3 +59,13 @@ def agent_settings(
         metrics=MetricsSettings(address=metrics_address),
         recovery=RecoverySettings(retry_s=retry_s),
     )
+
+
+# --- Stored workloads -------------------------------------------------------------------------------------------------
+# Finds the workloads that an agent has stored in a test.
+
+
+def only_workload(state: Path) -> Path:
+    """The folder of the only workload in a state directory."""
+    (folder,) = (state / "workloads").iterdir()
+    return folder

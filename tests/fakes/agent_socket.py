@@ -1,14 +1,19 @@
-"""The agent's local socket for a virtual board, and messages for the mod."""
+"""Both sides of an agent's local socket: the agent of a virtual board, one that only records, and apps."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
+import grpc
+import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 import reference_models
@@ -30,7 +35,7 @@ from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.grants import Grants
 from edge_agent.settings import RecoverySettings, SessionSettings, WorkloadSettings
 from edge_agent.training.training import TrainingWatch
-from tests.fakes.fitting_here import FittingOnce
+from tests.fakes.fittings import FittingOnce
 from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts
 from wattfleet.prediction import read_artefact
 from wattfleet_proto.assignment import (
@@ -38,8 +43,12 @@ from wattfleet_proto.assignment import (
     RoundAssignment,
 )
 from wattfleet_proto.convert import front_to_message, mode_to_message
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 from wattfleet_simulation.flower_task import be_task
+
+# --- Agent socket -----------------------------------------------------------------------------------------------------
+# The agent's local socket for a virtual board, and messages for the mod.
+
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MEASURED, LIMIT = 6, 12
@@ -207,3 +216,125 @@ def assigned(device_id: str = "orin-nano-0", plan_id: str = "7/1") -> Message:
 
 def answered(request: Message, _: Context) -> Message:
     return Message(RecordDict(), reply_to=request)
+
+
+# --- Streaming app ----------------------------------------------------------------------------------------------------
+# A ClientApp on the agent's socket that sends what a test specifies, message by message.
+
+FINISH = local_pb2.TrainRequest(finish=local_pb2.FinishTraining())
+
+
+def started(plan_id: str, epochs: float = 1.0, device_id: str = "orin-nano-0") -> local_pb2.TrainRequest:
+    return local_pb2.TrainRequest(start=local_pb2.StartTraining(plan_id=plan_id, device_id=device_id, epochs=epochs))
+
+
+class App:
+    """One stream of trainings, message by message."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        self.call: Any = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
+
+    def send(self, *requests: Any) -> None:
+        for request in requests:
+            self._requests.put(request)
+
+    def answer(self) -> Any:
+        return next(self.call)
+
+    def end(self) -> None:
+        self._requests.put(None)
+
+    def refusal(self) -> tuple[grpc.StatusCode, str]:
+        """The error with which the agent ends the stream."""
+        with pytest.raises(grpc.RpcError):
+            while True:
+                self.answer()
+        return self.call.code(), self.call.details()
+
+
+# --- Recording agent --------------------------------------------------------------------------------------------------
+# An agent's local socket that records an app's messages and gives configured replies.
+
+
+@dataclass
+class RecordingAgent(local_pb2_grpc.LocalAgentServiceServicer):
+    """An agent without a device.
+
+    Attributes:
+        socket: path of its socket.
+        protocol_minor: minor version of its protocol.
+        wants: minibatches that it requests in each training.
+        observed: the observation that it returns at the end of each training.
+        requests: the messages that it received, by training.
+    """
+
+    socket: Path
+    protocol_minor: int = 1
+    wants: int = 1_000_000
+    observed: local_pb2.TrainingFinished = field(default_factory=local_pb2.TrainingFinished)
+    requests: list[list[local_pb2.TrainRequest]] = field(default_factory=list)
+
+    def Train(  # noqa: N802 - named by the protocol
+        self, request_iterator: Iterator[local_pb2.TrainRequest], context: Any
+    ) -> Iterator[local_pb2.TrainResponse]:
+        received: list[local_pb2.TrainRequest] = []
+        self.requests.append(received)
+        for request in request_iterator:
+            received.append(request)
+            match request.WhichOneof("body"):
+                case "start":
+                    started = local_pb2.TrainingStarted(protocol_minor=self.protocol_minor)
+                    yield local_pb2.TrainResponse(started=started)
+                case "minibatches":
+                    measuring = len(minibatches(received)) < self.wants
+                    yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
+                case "finish":
+                    yield local_pb2.TrainResponse(finished=self.observed)
+
+    def ShowTraining(  # noqa: N802 - named by the protocol
+        self, request: local_pb2.ShowTrainingRequest, context: Any
+    ) -> local_pb2.ShowTrainingResponse:
+        return local_pb2.ShowTrainingResponse()
+
+    def GetDevice(  # noqa: N802 - named by the protocol
+        self, request: local_pb2.GetDeviceRequest, context: Any
+    ) -> local_pb2.GetDeviceResponse:
+        return local_pb2.GetDeviceResponse()
+
+    @property
+    def loaders(self) -> list[local_pb2.LoaderSeen]:
+        """The reported loaders."""
+        return [request.loader for requests in self.requests for request in requests if request.HasField("loader")]
+
+    @property
+    def minibatches(self) -> int:
+        """The number of minibatches that were reported."""
+        return sum(len(minibatches(requests)) for requests in self.requests)
+
+    @property
+    def reports(self) -> list[local_pb2.MinibatchesTrained]:
+        """The reports of minibatches, in order."""
+        return [
+            request.minibatches for requests in self.requests for request in requests if request.HasField("minibatches")
+        ]
+
+
+def minibatches(requests: list[local_pb2.TrainRequest]) -> list[local_pb2.MinibatchTimes]:
+    """The minibatches that were reported."""
+    return [times for request in requests for times in request.minibatches.minibatches]
+
+
+@contextmanager
+def recording_agent(socket: Path) -> Iterator[RecordingAgent]:
+    """An agent that listens on a socket."""
+    agent = RecordingAgent(socket)
+    with ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads)
+        local_pb2_grpc.add_LocalAgentServiceServicer_to_server(agent, server)
+        server.add_insecure_port(f"unix:{socket}")
+        server.start()
+        try:
+            yield agent
+        finally:
+            server.stop(None).wait()

@@ -20,7 +20,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import ApiErrorCode
 
-from tests.fakes.certified import CertifiedFleet
+from tests.fakes.served import CertifiedFleet
 from wattfleet_flower.enrolment_header import HEADER, NOT_ENROLLED
 from wattfleet_flower.supernode.fleet_client import EnrolledClient, SteadyClient
 from wattfleet_io.clock import VirtualClock

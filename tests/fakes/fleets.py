@@ -1,20 +1,79 @@
-"""Small fleets behind nested supplies, and the best plan for each, found by brute force."""
+"""Fronts and small fleets for tests of plans, runs over them, and the best plan, found by brute force."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.fakes.fronts import front, seconds_and_starts
 from wattfleet.budgets import Supplies, Supply
 from wattfleet.choosing import Front
-from wattfleet.planning import SITE, Allowance, History, Offer, Participation
+from wattfleet.planning import SITE, Allowance, History, Offer, Participation, RoundPlan, Selection, plan_round
+from wattfleet.planning.policies import AllDevices, Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
+
+# --- Fronts -----------------------------------------------------------------------------------------------------------
+# Fronts for tests, built from a few numbers instead of a fitted predictor.
+
+
+def front(
+    *points: tuple[float, float],
+    epoch_log_sd: float | Sequence[float] = 0.0,
+    power_log_sd: float = 0.0,
+    warmup_s: float | Sequence[float] = 0.0,
+) -> Front:
+    """A front of (seconds per epoch, median watts) points; with no spread, the planned power equals the median.
+
+    All points share one spread of the times and one start-up time.
+    """
+    k = len(points)
+    modes = np.array([[4, 1_500_000 - step, 600_000_000, 2_133_000_000] for step in range(k)], dtype=np.float64)
+    return Front(
+        modes=modes.reshape(-1, 4),
+        epoch_s=np.array([seconds for seconds, _ in points], dtype=np.float64),
+        power_w=np.array([watts for _, watts in points], dtype=np.float64),
+        epoch_log_sd=np.full(k, epoch_log_sd, dtype=np.float64),
+        power_log_sd=np.full(k, power_log_sd),
+        warmup_s=np.full(k, warmup_s, dtype=np.float64),
+    )
+
+
+def of_batches(front: Front, batches: Sequence[int]) -> Front:
+    """The same front with a batch size for each point."""
+    return Front(**columns_of(front), batch=np.array(batches))
+
+
+def columns_of(front: Front) -> dict[str, Any]:
+    """All fields of a front except its batches, as arrays by argument name."""
+    names = ("modes", "epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "warmup_s")
+    return {name: getattr(front, name) for name in names}
+
+
+@st.composite
+def fronts(draw: st.DrawFn, most: int = 4, power_log_sd: float = 0.0) -> Front:
+    """Fronts of whole seconds and whole watts, so that sums of watts are exact and ties are frequent."""
+    k = draw(st.integers(1, most))
+    seconds, starts_s = zip(*draw(seconds_and_starts(k)), strict=True)
+    watts = draw(st.lists(st.integers(3, 20), min_size=k, max_size=k, unique=True))
+    points = zip(seconds, sorted(watts, reverse=True), strict=True)
+    return front(*points, power_log_sd=power_log_sd, warmup_s=starts_s)
+
+
+@st.composite
+def seconds_and_starts(draw: st.DrawFn, k: int) -> list[tuple[int, int]]:
+    """Seconds per epoch and start-up seconds of some points in order; the epochs alone need not increase."""
+    one_epoch_s = sorted(draw(st.lists(st.integers(1, 12), min_size=k, max_size=k, unique=True)))
+    starts_s = [draw(st.integers(0, seconds - 1)) for seconds in one_epoch_s]
+    return [(seconds - warmup_s, warmup_s) for seconds, warmup_s in zip(one_epoch_s, starts_s, strict=True)]
+
+
+# --- Fleets -----------------------------------------------------------------------------------------------------------
+# Small fleets behind nested supplies, and the best plan for each, found by brute force.
 
 WATTS_QUANTILE = NormalDist().inv_cdf(0.95)
 TIME_QUANTILE = NormalDist().inv_cdf(0.9)
@@ -194,3 +253,84 @@ def many(n: int, idle_w: float = 2.0, **supply: str) -> list[Offer]:
     return [
         Offer(f"device-{k:03}", front((10 + k, 30), (20 + k, 20)), idle_w, supply.get("supply", SITE)) for k in range(n)
     ]
+
+
+# --- Plans ------------------------------------------------------------------------------------------------------------
+# Round plans for tests: policies, histories and three devices with simple fronts.
+
+sizes = st.none() | st.integers(1, 5)
+seeds = st.integers(0, 9)
+draws = st.builds(RandomK, sizes, seeds) | st.builds(Tiers, sizes, st.integers(1, 3), seeds) | st.builds(Oort, sizes)
+policies = (
+    st.builds(FastestK, sizes)
+    | st.builds(AllDevices)
+    | st.builds(Fair, sizes, st.none() | st.floats(0, 1))
+    | st.builds(Deadline, st.integers(1, 40).map(float), st.sampled_from(["equal", "loss"]))
+    | st.builds(Progress, sizes, st.sampled_from([0.5, 3.0]), st.sampled_from([0.0, 10.0]))
+    | draws
+)
+participations = st.builds(Participation, st.booleans(), st.none() | st.integers(0, 500), st.none() | st.floats(0, 10))
+histories = st.lists(
+    st.dictionaries(st.sampled_from([f"device-{k}" for k in range(5)] + ["gone"]), participations, max_size=4),
+    max_size=6,
+).map(lambda rounds: history_of(*rounds))
+
+
+def plan_of(
+    fleet: Fleet,
+    policy: Policy,
+    epochs: float = 1.0,
+    history: History | None = None,
+    selection: Selection | None = None,
+) -> RoundPlan:
+    server_round = len(history.rounds) + 1 if history else 1
+    return plan_round(fleet.offers, policy, fleet.allowance, epochs, server_round, history, selection)
+
+
+def points_of(plan: RoundPlan, fleet: Fleet) -> dict[str, int]:
+    """The point of its front that each chosen device is assigned."""
+    by_id = {offer.device_id: offer.front for offer in fleet.offers}
+    return {
+        assignment.device_id: [
+            by_id[assignment.device_id].mode(k) for k in range(len(by_id[assignment.device_id]))
+        ].index(assignment.mode)
+        for assignment in plan.assignments
+    }
+
+
+ORIN = Offer("orin", front((10, 50), (20, 30), (40, 20)), 5.0)
+NANO = Offer("nano", front((35, 15), (60, 10)), 3.0)
+XAVIER = Offer("xavier", front((25, 40), (45, 25)), 6.0)
+THREE = [ORIN, NANO, XAVIER]
+
+
+def site(watts: float) -> Allowance:
+    return Allowance.of_site(watts)
+
+
+def modes_of(plan: RoundPlan) -> dict[str, tuple[float, float]]:
+    return {assignment.device_id: (assignment.epoch_s, assignment.power_w) for assignment in plan.assignments}
+
+
+def reason_of(plan: RoundPlan, device_id: str) -> str:
+    return next(decision.reason for decision in plan.decisions if decision.device_id == device_id)
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------------
+# Runs of many rounds in which a test determines what each device does.
+
+
+def run(
+    offers: Sequence[Offer],
+    policy: Policy,
+    rounds: int,
+    part: Callable[[str, int], Participation] = lambda device_id, number: Participation(),
+    site_w: float = 100_000.0,
+) -> History:
+    """A run's history in which every chosen device completes every round."""
+    history = History()
+    for number in range(1, rounds + 1):
+        plan = plan_round(offers, policy, Allowance.of_site(site_w), 1.0, number, history)
+        parts = {a.device_id: part(a.device_id, number) for a in plan.assignments}
+        history = history.after(number, parts)
+    return history

@@ -1,21 +1,104 @@
-"""Flower's server without its network: nodes that reply immediately, a clock set by the test, and a planner."""
+"""Flower's server without its network: nodes that reply immediately, a planner, and runs of PowerAware over them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
 
-from tests.fakes.one_run_grid import OneRunGrid
+from wattfleet_flower import PowerAware, Quorum
 from wattfleet_io.clock import VirtualClock
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, PAIRING_PROBLEM_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 from wattfleet_simulation.flower_task import be_task
+
+# --- One run grid -----------------------------------------------------------------------------------------------------
+# The common part of all fakes of Flower's grid: it belongs to one run, and takes messages as Flower's own does.
+
+
+class OneRunGrid(Grid):
+    """A grid of one run, which cannot be changed.
+
+    Args:
+        run_id: id of the run.
+        app: name of the app; empty if Flower does not report it.
+
+    Attributes:
+        run_config: values of the app's configuration that the run overrides.
+    """
+
+    def __init__(self, run_id: int | str, app: str = "") -> None:
+        self.run_config: dict[str, str | int | float | bool] = {}
+        self._run_id = run_id
+        self._app_name = app
+        self._numbered = 0
+
+    @property
+    def run(self) -> Any:
+        return SimpleNamespace(run_id=self._run_id, fab_id=self._app_name, override_config=self.run_config)
+
+    def set_run(self, run: Any) -> None:
+        raise AssertionError("the run is fixed")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise AssertionError("deprecated in Flower")
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages."""
+        sent = self._taken(messages)
+        if sent:
+            self._send(sent)
+        return [message.metadata.message_id for message in sent]
+
+    def _taken(self, messages: Iterable[Message]) -> list[Message]:
+        """Take messages as Flower 1.41's grid does: iterate over them twice, for their ids and to send them.
+
+        Raises:
+            httpx.HTTPStatusError: the second time, there were none.
+        """
+        if not messages:
+            return []
+        for message in messages:
+            self._number(message)
+        sent = list(messages)
+        if not sent:
+            raise internal_server_error("push-messages")
+        return sent
+
+    @abstractmethod
+    def _send(self, messages: list[Message]) -> None:
+        """Send messages that have an id."""
+
+    def _number(self, message: Message) -> str:
+        """Give a message an id, as Flower's grid does; returns the id."""
+        self._numbered += 1
+        message_id = f"message-{self._numbered}"
+        message.metadata.__dict__["_message_id"] = message_id
+        return message_id
+
+
+def internal_server_error(method: str) -> httpx.HTTPStatusError:
+    """The error of Flower 1.41's grid if the SuperLink answers 500, for example to a request without messages."""
+    request = httpx.Request("POST", f"http://127.0.0.1:8000/v1/runtime/{method}")
+    response = httpx.Response(500, json={"detail": "Internal server error."}, request=request)
+    text = f"Server error '500 Internal Server Error' for url '{request.url}'"
+    return httpx.HTTPStatusError(text, request=request, response=response)
+
+
+# --- Flower in process ------------------------------------------------------------------------------------------------
+# Flower's server without its network: nodes that reply immediately, a clock set by the test, and a planner.
 
 RUN_ID = 7
 APP = "wattfleet/digits"
@@ -374,3 +457,145 @@ class PlannerStub:
     def results(self) -> list[dict[str, planning_pb2.DeviceResult]]:
         """The results reported for each round, by device."""
         return [{result.device_id: result for result in request.results} for request in self.asked("FinishRound")]
+
+
+# --- Power aware runs -------------------------------------------------------------------------------------------------
+# A small fleet of fake nodes, and runs of PowerAware over it.
+
+# Flower's node ids use all 64 bits.
+A, B, C, D = (2**63 - 1 + k for k in range(4))
+KNOWN = {A: "a", B: "b", C: "c", D: "d"}
+ARRAYS = ArrayRecord([np.zeros((2, 3)), np.ones(2)])
+
+
+class WarningLog(list[str]):
+    """The warnings that were logged."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
+
+    def __iter__(self) -> Iterator[str]:
+        return (r.getMessage() for r in self._caplog.records if r.levelno >= logging.WARNING)
+
+    def about(self, text: str) -> list[str]:
+        return [warning for warning in self if text in warning]
+
+
+class SeesContents(FedAvg):
+    """Records the keys of each reply that it aggregates."""
+
+    def __init__(self) -> None:
+        super().__init__(fraction_evaluate=0.0)
+        self.seen: list[set[str]] = []
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        replies = list(replies)
+        self.seen.extend(set(reply.content) for reply in replies)
+        return super().aggregate_train(server_round, replies)
+
+
+def fleet(**changes: Any) -> dict[int, Node]:
+    nodes = {A: Node("a"), B: Node("b"), C: Node("c"), D: Node("d")}
+    for device_id, change in changes.items():
+        [node] = [node for node in nodes.values() if node.device_id == device_id]
+        vars(node).update(change)
+    return nodes
+
+
+def unsurveyed(strategy: Any, planner: PlannerStub, clock: Any, **options: Any) -> PowerAware:
+    """A strategy whose devices measure only within rounds: most tests are not about measuring."""
+    return PowerAware(strategy, planner, clock=clock, **{"survey_s": None, "measures_left_out": False, **options})
+
+
+def run(
+    grid: GridOfNodes,
+    planner: PlannerStub,
+    rounds: int = 1,
+    strategy: Any = None,
+    timeout: float = 3600,
+    **options: Any,
+) -> Result:
+    wrapped = unsurveyed(strategy or FedAvg(fraction_evaluate=0.0), planner, grid.clock, **options)
+    return wrapped.start(grid, ARRAYS, num_rounds=rounds, timeout=timeout)
+
+
+def first_value(result: Result) -> float:
+    return float(result.arrays.to_numpy_ndarrays()[0][0, 0])
+
+
+# --- Quorum runs ------------------------------------------------------------------------------------------------------
+# Runs with a quorum over fake nodes, whose trainings change every weight by a known amount.
+
+ZERO = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+
+
+def adds(value: float, **record: Any) -> Callable[[Message], Message]:
+    """A training that adds this amount to every weight, on ten samples; `record` is the mod's report."""
+
+    def train(message: Message) -> Message:
+        [arrays] = message.content.array_records.values()
+        moved = ArrayRecord({key: Array(np.asarray(array.numpy() + value)) for key, array in arrays.items()})
+        content = RecordDict({"arrays": moved, "metrics": MetricRecord({"num-examples": 10, "train_loss": value})})
+        if record:
+            content[RECORD_KEY] = ConfigRecord(record)
+        return Message(content, reply_to=message)
+
+    return train
+
+
+def nodes_of(**takes_s: float) -> dict[int, Node]:
+    """Nodes that reply after the given seconds; device `a` adds 1 to the weights, `b` adds 2, and so on."""
+    node_ids = {device_id: node_id for node_id, device_id in KNOWN.items()}
+    return {node_ids[each]: Node(each, adds(1.0 + "abcd".index(each)), takes_s[each]) for each in takes_s}
+
+
+@dataclass
+class QuorumRun:
+    """A run and its results.
+
+    Attributes:
+        grid: its nodes.
+        planner: its coordinator.
+        weights: the weights before the first round and after each round.
+        ended_s: when the weights of each round were known, in seconds since the run began.
+    """
+
+    grid: GridOfNodes
+    planner: PlannerStub = field(default_factory=lambda: PlannerStub(nodes=dict(KNOWN), duration_s=600.0))
+    weights: list[float] = field(default_factory=list)
+    ended_s: list[float] = field(default_factory=list)
+
+    def start(self, quorum: Quorum | None, rounds: int, strategy: Any = None, **options: Any) -> QuorumRun:
+        """Run the rounds."""
+        began_s = self.grid.clock.now_s()
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+            self.weights.append(float(arrays["w"].numpy()[0]))
+            self.ended_s.append(self.grid.clock.now_s() - began_s)
+            return MetricRecord({"weight": self.weights[-1]})
+
+        wrapped = PowerAware(
+            strategy or FedAvg(fraction_evaluate=0.0), self.planner, quorum=quorum, clock=self.grid.clock, **options
+        )
+        wrapped.start(self.grid, ZERO, num_rounds=rounds, timeout=3600, evaluate_fn=evaluate)
+        return self
+
+    @property
+    def planned(self) -> list[str]:
+        """The devices that were available to each plan."""
+        return ["".join(KNOWN[node_id] for node_id in each.node_ids) for each in self.planner.asked("PlanRound")]
+
+    @property
+    def late(self) -> list[str]:
+        """The devices that were reported as late, by round."""
+        return ["".join(sorted(each for each in told if told[each].late)) for told in self.planner.results()]
+
+    @property
+    def failed(self) -> list[str]:
+        """The devices that were reported as failed, by round."""
+        return ["".join(sorted(each for each in told if told[each].failure)) for told in self.planner.results()]
+
+
+def quorum_run(quorum: Quorum | None, rounds: int, strategy: Any = None, **takes_s: float) -> QuorumRun:
+    """Run some rounds over nodes that take the given seconds."""
+    return QuorumRun(GridOfNodes(nodes_of(**takes_s))).start(quorum, rounds, strategy)

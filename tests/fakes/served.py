@@ -1,25 +1,42 @@
-"""A coordinator served in the test's own event loop, and its clients."""
+"""A coordinator served in the test's own event loop, with or without certificates, and its clients and commands."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from click.testing import CliRunner, Result
 
 from coordinator.display.values import state_word
+from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.server import BoundAddresses, serve
-from coordinator.settings import CoordinatorSettings
+from coordinator.settings import CoordinatorSettings, IdentitySettings
+from coordinator.store.store import Store
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, RUN_NAME
 from wattfleet.choosing import Front
+from wattfleet.errors import WattfleetError
+from wattfleet_identity.certificates import new_key, request_certificate
+from wattfleet_identity.channels import open_async_channel
+from wattfleet_identity.identity_folder import Identity, write_identity
+from wattfleet_identity.invites import Invite
+from wattfleet_identity.joining import Applicant, join
+from wattfleet_identity.peers import Peer, Role
+from wattfleet_io import cli
+from wattfleet_io.clock import utc_now
 from wattfleet_proto.convert import front_to_message, phase_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.names import MAJOR, WORKLOADS_MINOR, own_version
 from wattfleet_proto.v1 import (
+    identity_pb2,
     operator_pb2_grpc,
     planning_pb2,
     planning_pb2_grpc,
@@ -30,6 +47,10 @@ from wattfleet_proto.v1 import (
     view_pb2_grpc,
 )
 from wattfleet_simulation.run import RunSeen
+
+# --- Served -----------------------------------------------------------------------------------------------------------
+# A coordinator served in the test's own event loop, and its clients.
+
 
 _WITHIN_S = 20.0
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -289,3 +310,209 @@ def status(refused: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.St
 
 def fetch(digest: str) -> session_pb2.FetchReferenceRequest:
     return session_pb2.FetchReferenceRequest(digest=digest)
+
+
+# --- Certified --------------------------------------------------------------------------------------------------------
+# A coordinator with a certificate authority, and clients with certificates from it.
+
+LIFETIME = timedelta(days=30)
+
+
+@dataclass(frozen=True)
+class CertifiedFleet:
+    """A certificate authority, and identities that it has issued."""
+
+    authority: AuthorityFolder
+
+    @classmethod
+    def create(cls, folder: Path) -> CertifiedFleet:
+        return cls(AuthorityFolder.create(folder, ["127.0.0.1"], utc_now()))
+
+    def identity(self, role: Role, name: str = "somebody", lifetime: timedelta = LIFETIME, **device: str) -> Identity:
+        """An identity with a new key; with `device`, it has that device's board and installation."""
+        key_pem, fleet = new_key(), self.authority.authority.fleet
+        certificate_pem = self.authority.authority.issue(
+            request_certificate(key_pem), Peer(fleet, role, name, **device), lifetime, utc_now()
+        )
+        return Identity(key_pem, certificate_pem, self.authority.trusted_pem)
+
+    def renewed(self, identity: Identity) -> Identity:
+        """An identity with a new certificate for the same key."""
+        request = request_certificate(identity.key_pem)
+        certificate_pem = self.authority.authority.issue(request, identity.peer, LIFETIME, utc_now())
+        return replace(identity, certificate_pem=certificate_pem)
+
+    def https_context(self, identity: Identity | None, folder: Path) -> ssl.SSLContext:
+        """The TLS context for a client of the fleet's HTTPS servers; the identity's files are written to the folder."""
+        context = ssl.create_default_context(cadata=self.authority.trusted_pem.decode())
+        if identity is not None:
+            write_identity(folder, identity)
+            context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+        return context
+
+
+def certified(config: CoordinatorSettings, folder: Path, **identity: object) -> CoordinatorSettings:
+    """Settings of a coordinator whose authority is in this folder."""
+    return config.model_copy(update={"identity": IdentitySettings.model_validate({"directory": folder, **identity})})
+
+
+async def invited(service: Any, role: Role, name: str = "", uses: int = 1) -> Invite:
+    """An invite, as `wattfleet coordinator invite` creates it.
+
+    Args:
+        service: the coordinator's identity service, as an operator calls it.
+        role: the role of the invited machine.
+        name: the only name that the invite is valid for; empty for a device of any name.
+        uses: how many times it can be used.
+    """
+    answer = await service.Invite(identity_pb2.InviteRequest(role=role.value, name=name, uses=uses, ttl_s=600))
+    return Invite.parse(answer.line)
+
+
+async def joined(
+    service: Any, role: Role, applicant: Applicant, name: str = "", flower_public_key: bytes = b""
+) -> Identity:
+    """The identity that a machine receives for an invite; arguments as for `invited` and `join`."""
+    return await asyncio.to_thread(join, await invited(service, role, name), applicant, flower_public_key)
+
+
+@asynccontextmanager
+async def client_with(config: CoordinatorSettings, identity: Identity) -> AsyncIterator[Client]:
+    """A coordinator, and a client with an identity."""
+    async with serving(config) as plaintext, calling(plaintext, identity) as client:
+        yield client
+
+
+@asynccontextmanager
+async def calling(served: Client, identity: Identity | None, address: str | None = None) -> AsyncIterator[Client]:
+    """Another client of a running coordinator, with a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with open_async_channel(address or served.bound.address, identity, options) as channel:
+        yield Client(served.bound, channel, served.stop, served.running)
+
+
+# --- Running coordinator ----------------------------------------------------------------------------------------------
+# A coordinator process inside the test's event loop, without a client.
+
+
+class Running:
+    """A coordinator in this process."""
+
+    def __init__(self, config: CoordinatorSettings) -> None:
+        self.stop = asyncio.Event()
+        self.bound: asyncio.Future[BoundAddresses] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(serve(config, self.bound.set_result, self.stop))
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
+        waited: list[asyncio.Future[Any]] = [self.task, self.bound]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if self.task.done():
+            await self.task
+        async with grpc.aio.insecure_channel((await self.bound).address) as channel:
+            yield channel
+
+    async def end(self) -> None:
+        self.stop.set()
+        await self.task
+
+
+async def start_run(channel: grpc.aio.Channel, run_id: str) -> None:
+    planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
+    await planning.StartRun(planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=3))
+
+
+def runs_of(config: CoordinatorSettings) -> list[str]:
+    store = Store(Path(config.store.location))
+    runs = [record.run_id for record in store.load().runs]
+    store.close()
+    return runs
+
+
+# --- Shell ------------------------------------------------------------------------------------------------------------
+# A shell for a running coordinator: the operator's commands, over real gRPC.
+
+_SITE = """
+[supplies.site]
+budget = { watts = 100.0 }
+[supplies.rack]
+parent = "site"
+budget = { query = "watts", url = "http://127.0.0.1:9", fallback_w = 60.0 }
+devices = ["orin*"]
+[supplies.roof]
+parent = "site"
+budget = { watts = 40.0 }
+devices = ["nano*"]
+[devices.nano]
+limit_w = 20.0
+tags = ["lab"]
+"""
+
+Shell = Callable[..., Awaitable[Result]]
+
+
+def command(*arguments: str, columns: int = 80, typed: str | None = None) -> Result:
+    """A command in a terminal of the given width; its exceptions are raised.
+
+    Args:
+        arguments: words after `wattfleet coordinator`.
+        columns: width of the terminal.
+        typed: what the user types; None if standard input is not a terminal.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        if typed is not None:
+            patched.setattr("click.testing._NamedTextIOWrapper.isatty", lambda stream: True)
+        result = CliRunner().invoke(
+            cli.wattfleet, ["coordinator", *arguments], typed, {"COLUMNS": str(columns)}, prog_name="wattfleet"
+        )
+    if isinstance(result.exception, WattfleetError):
+        raise result.exception
+    return result
+
+
+@asynccontextmanager
+async def served_with_shell(config: CoordinatorSettings) -> AsyncIterator[tuple[Client, Shell]]:
+    """A coordinator, a client of it, and a shell that runs commands against it."""
+    async with serving_client(config) as client:
+
+        async def shell(*arguments: str, columns: int = 80) -> Result:
+            result = await asyncio.to_thread(
+                command, *arguments, "--coordinator", client.bound.address, columns=columns
+            )
+            assert result.exit_code == 0, result.output
+            # The length of a file's path cannot be changed.
+            is_laid_out = not {"--json", "export"} & set(arguments)
+            assert not is_laid_out or max(map(len, result.stdout.splitlines()), default=0) <= columns
+            assert "…" not in result.stdout, "nothing is cut off"
+            return result
+
+        yield client, shell
+
+
+async def asked(shell: Shell, *arguments: str) -> Any:
+    return json.loads((await shell(*arguments, "--json")).stdout)
+
+
+def rack_and_roof(folder: Path) -> dict[str, Any]:
+    """Settings of a site with two circuits; the source of one circuit's budget is unreachable."""
+    (folder / "site.toml").write_text(_SITE)
+    return {"budget_w": None, "file": folder / "site.toml"}
+
+
+async def a_round(client: Client, orin: Any, number: int = 1) -> planning_pb2.PlanRoundResponse:
+    """A round that the Orin finished and the Nano did not."""
+    plan = await client.plan(number)
+    await orin.obey(GrantPhase.OVER)
+    await orin.send(
+        observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25, beside_duty=True)
+    )
+    results = [
+        planning_pb2.DeviceResult(device_id="orin", num_examples=96, loss=0.125, share=1.0),
+        planning_pb2.DeviceResult(device_id="nano", failure="the node, is gone\nfor good", share=0.0),
+    ]
+    request = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=41.5, results=results)
+    await client.planning.FinishRound(request)
+    await client.end_trainings()
+    metrics = {"accuracy": 2 / 3, "loss": 1.5, "f1": 0.5, "recall": 0.25}
+    await client.planning.ReportMetrics(planning_pb2.ReportMetricsRequest(run_id=RUN, round=number, metrics=metrics))
+    return plan

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.fronts import columns_of, front
+from tests.fakes.fleets import columns_of, front
 from tests.fakes.served import Agent, Client, hello_of, serving
 from tests.fakes.small_fleet import RUN, RUN_NAME
 from wattfleet.choosing import Front

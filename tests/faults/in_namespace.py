@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from coordinator.settings import CoordinatorSettings, SiteSettings
-from tests.faults.agents_link import through
-from tests.faults.faults import Fault
+from tests.faults.faults import Fault, through
 
 _DEVICE = ("dev", "lo", "root")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.real_fleet import COORDINATOR, SUPERLINK, AppRun, RealFleet, agent, supernode
+from tests.fakes.real_processes import COORDINATOR, SUPERLINK, AppRun, RealFleet, agent, supernode
 from tests.faults.faults import IS_LONG
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]

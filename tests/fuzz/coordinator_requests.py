@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from tests.fakes.small_fleet import ORIN_FRONT
-from tests.fuzz.hostile_messages import Known
+from tests.fuzz.hostile_input import Known
 from tests.fuzz.remote_calls import Valid
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message

@@ -29,9 +29,9 @@ from edge_agent.session.status import WelcomeFile, read_session_status
 from edge_agent.settings import AgentSettings
 from edge_agent.training.mode_change import BACKUP_FILE, KnobBackup
 from reference_models.proxy.proxy_runs import ProxyRun, RunsHeader, RunsJournal, stored_evaluate_every
-from tests.fakes.fronts import front
-from tests.fakes.full_store import fill, served_by
-from tests.fakes.stored_workloads import only_workload
+from tests.fakes.agent_settings import only_workload
+from tests.fakes.fleets import front
+from tests.fakes.stored_records import fill, served_by
 from wattfleet.budgets import ReadingRule
 from wattfleet.modes import read_profile as read_corpus
 from wattfleet.prediction import read_artefact, restore_predictor

@@ -14,7 +14,7 @@ from edge_agent.devices.selection import open_virtual_board
 from tests.fakes.coordinator_in_process import on_loop
 from tests.fuzz.campaign import Campaign, bounded_memory, service_log
 from tests.fuzz.file_formats import Format, formats
-from tests.fuzz.hostile_files import hostile_content, place, remove
+from tests.fuzz.hostile_input import hostile_content, place, remove
 from wattfleet.budgets import ReadingRule
 from wattfleet.errors import WattfleetError
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.fakes.faulty_link import Direction, FaultyLink, faulty_link
+from tests.fakes.connections import Direction, FaultyLink, faulty_link
 from tests.fakes.polling import eventually
 
 

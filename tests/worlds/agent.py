@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Coroutine
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_agent.session.grants import Grant
+from edge_agent.session.grants import Grant, Grants, HeldGrant
 from edge_agent.session.outbox import Outbox
-from tests.worlds.agent_state import MemoryFile, OpenGrants, at_once
+from tests.worlds.flower import workload_of
 from tests.worlds.oracle import PARKING_S
-from tests.worlds.timeline import CLOSED, Stream
-from tests.worlds.timeouts import GRANT_TIMEOUT_S, LEASE_S, MISSED_LEASES
-from tests.worlds.workloads import workload_of
+from tests.worlds.timeline import CLOSED, GRANT_TIMEOUT_S, LEASE_S, MISSED_LEASES, Stream
 from wattfleet.choosing import Front
 from wattfleet_proto.convert import state_to_message
 from wattfleet_proto.device_state import DeviceState, GrantPhase
@@ -21,6 +21,43 @@ from wattfleet_proto.v1 import session_pb2
 
 if TYPE_CHECKING:
     from tests.worlds.world import World
+
+
+# --- Agent state ------------------------------------------------------------------------------------------------------
+# The state of an agent in a world: grants without an event loop, and unsent reports in memory.
+
+
+class MemoryFile:
+    """Keeps an outbox's reports across restarts of the agent, as its file does."""
+
+    def __init__(self) -> None:
+        self._kept: list[session_pb2.SessionRequest] = []
+
+    def load(self) -> list[session_pb2.SessionRequest]:
+        return deepcopy(self._kept)
+
+    def store(self, requests: list[session_pb2.SessionRequest]) -> None:
+        self._kept = [deepcopy(each) for each in requests if each.HasField("observation")]
+
+
+class OpenGrants(Grants):
+    """The agent's grants with their state machine exposed, since a world has no event loop to wait in."""
+
+    @property
+    def held(self) -> HeldGrant:
+        return self._held
+
+
+def at_once(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("a coroutine waits, although nothing contends with it")
+
+
+# --- Agent ------------------------------------------------------------------------------------------------------------
 
 PROFILE_MODES = 50
 """Modes that a device should measure of each workload."""

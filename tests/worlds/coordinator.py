@@ -1,25 +1,33 @@
-"""The coordinator: the real fleet and leases, driven in the same way as by its services."""
+"""The coordinator: the real fleet and leases, with a store, driven in the same way as by its services."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from coordinator.errors import DuplicateSessionError, UnknownRecordError
+from coordinator.errors import DuplicateSessionError, RunEndedError, UnknownRecordError
 from coordinator.services.orders import grant_to_message
 from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
-from coordinator.state.records import DeviceRecord, RoundRecord, run_of
-from tests.worlds.account import Account
-from tests.worlds.round_planning import RoundPlanning
-from tests.worlds.stored import Repository, Stored
-from tests.worlds.timeline import CLOSED, Stream
-from tests.worlds.timeouts import RETURN_GRACE_S, TICK_S
-from tests.worlds.workloads import workload_of
+from coordinator.state.records import (
+    DeviceOverrides,
+    DeviceRecord,
+    GivenUpTraining,
+    RoundRecord,
+    RunRecord,
+    StoredGrants,
+    run_of,
+)
+from tests.worlds.agent import PROFILE_MODES
+from tests.worlds.flower import workload_of
+from tests.worlds.oracle import Account
+from tests.worlds.timeline import CLOSED, RETURN_GRACE_S, TICK_S, Action, Stream
 from wattfleet.budgets import InForce
+from wattfleet.errors import WattfleetError
 from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
 from wattfleet.planning import Allowance
 from wattfleet.planning.curves import SITE
@@ -35,6 +43,259 @@ from wattfleet_proto.v1 import session_pb2
 if TYPE_CHECKING:
     from tests.worlds.agent import Device
     from tests.worlds.world import World
+
+
+# --- Stored -----------------------------------------------------------------------------------------------------------
+# The store of a world: its contents, what a starting coordinator loads from it, and how it is written.
+
+
+Later = Callable[[float, Action], None]
+"""Runs an action after some seconds, unless the coordinator has crashed by then."""
+
+_NEWEST = 3
+
+
+@dataclass
+class Stored:
+    """The contents of a store.
+
+    Attributes:
+        fails_until_s: writes fail before this time.
+    """
+
+    devices: dict[str, DeviceRecord] = field(default_factory=dict)
+    runs: dict[str, RunRecord] = field(default_factory=dict)
+    rounds: dict[str, RoundRecord] = field(default_factory=dict)
+    overrides: dict[str, DeviceOverrides] = field(default_factory=dict)
+    given_ups: dict[str, GivenUpTraining] = field(default_factory=dict)
+    fails_until_s: float = 0.0
+
+    @property
+    def grants(self) -> StoredGrants:
+        """The stored grants."""
+        return StoredGrants(given_up={each.device_id: each for each in self.given_ups.values() if each.plan_id})
+
+    def current(self) -> list[RoundRecord]:
+        """The rounds that are loaded at a start, oldest first, chosen as `coordinator.store.store.current` does."""
+        in_flight = {each.device_id for each in self.grants.given_up.values() if each.plan_id in self.rounds}
+        for record in self.rounds.values():
+            if record.wall_s is None and not self.runs[record.run_id].finished:
+                in_flight |= record.nodes.keys()
+        wanted: list[RoundRecord] = []
+        for record in reversed(list(self.rounds.values())):
+            if len(wanted) < _NEWEST or not in_flight.isdisjoint(record.nodes):
+                wanted.append(record)
+            in_flight -= record.nodes.keys()
+        return wanted[::-1]
+
+
+class Repository:
+    """One coordinator's access to its store, like `FleetRepository`: records are written in the background.
+
+    Attributes:
+        unsaved: the records that a crash would lose now, by kind and key.
+    """
+
+    def __init__(self, world: World, fleet: Fleet, stored: Stored, later: Later) -> None:
+        self._world, self._fleet, self._stored, self._later = world, fleet, stored, later
+        self.unsaved: dict[tuple[str, str], Any] = {}
+        self._saving: list[Action] = []
+        self._is_writing = False
+
+    def save(self, kind: str, key: str, record: Any, then: Action | None = None) -> None:
+        """Save a record in the background; call `then` once it is on disk."""
+        assert self._world.coordinator.fleet is self._fleet, "a coordinator that is down saves nothing"
+        self.unsaved[kind, key] = record
+        self.save_grants(then)
+
+    def save_grants(self, then: Action | None = None) -> None:
+        """Save what has to be stored about grants, with all that is unsaved."""
+        for each in self._fleet.rounds.grants.unstored.take():
+            if isinstance(each, GivenUpTraining):
+                self.unsaved["given_up", each.device_id] = each
+        if then is not None:
+            self._saving.append(then)
+        if not self._is_writing:
+            self._is_writing = True
+            self._later(0.05 * self._world.rng.random(), self._write)
+
+    def save_round(self, plan_id: str, then: Action | None = None) -> None:
+        """Save the current state of a round."""
+        self.save("round", plan_id, self._fleet.rounds.records[plan_id], then)
+
+    def is_known(self, plan_id: str) -> bool:
+        """Whether a round exists; one that was not loaded at the start is loaded."""
+        if plan_id in self._stored.rounds:
+            self._fleet.rounds.cache.restore(self._stored.rounds[plan_id])
+        return plan_id in self._fleet.rounds.records
+
+    def _write(self) -> None:
+        if self._world.timeline.now_s < self._stored.fails_until_s:
+            self._later(1.0, self._write)
+            return
+        self._is_writing = False
+        for (kind, key), record in self.unsaved.items():
+            getattr(self._stored, f"{kind}s")[key] = record
+        self.unsaved.clear()
+        done, self._saving = self._saving, []
+        for each in done:
+            each()
+
+
+# --- Round planning ---------------------------------------------------------------------------------------------------
+# Plans rounds with the real fleet, in the same way as the coordinator's service of the same name.
+
+Reply = Callable[[RoundRecord], None]
+
+MeasuringReply = Callable[[str, list[str]], None]
+"""Takes the id that stands in place of a plan's, and the devices that measure."""
+
+_CONFIRM_S, _CONFIRM_POLL_S = 2.0, 0.1
+_MEASURING_ENDS_S = 10.0
+_ATTEMPTS = 3
+
+
+class RoundPlanning:
+    """Plans one round at a time, while the fleet changes."""
+
+    def __init__(
+        self,
+        world: World,
+        fleet: Fleet,
+        repository: Repository,
+        is_returning: Callable[[list[int]], bool],
+        later: Later,
+        send_due: Callable[[], None],
+    ) -> None:
+        """Plan the rounds of one coordinator.
+
+        Args:
+            world: the world.
+            fleet: the coordinator's fleet.
+            repository: saves the plans.
+            is_returning: whether devices of some nodes are expected to reconnect.
+            later: runs an action after some seconds.
+            send_due: sends the grants that may be sent.
+        """
+        self._world, self._fleet, self._repository = world, fleet, repository
+        self._is_returning, self._later, self._send_due = is_returning, later, send_due
+        self._is_planning = False
+
+    def plan(self, run_id: str, number: int, nodes: list[int], reply: Reply) -> None:
+        """Plan a round, and reply with it once it is stored."""
+        if self._repository.is_known(f"{run_id}/{number}"):
+            self._reply(f"{run_id}/{number}", reply)
+            return
+        if self._is_returning(nodes) or self._is_planning:
+            return
+        self._is_planning = True
+        self._end_measuring(run_id, number, nodes, reply, self._world.timeline.now_s + _MEASURING_ENDS_S)
+
+    def _end_measuring(self, run_id: str, number: int, nodes: list[int], reply: Reply, until_s: float) -> None:
+        """Stop the devices that measure, and wait until they can train."""
+        measuring = self._fleet.flower.stop_measuring(run_id, nodes)
+        self._send_due()
+        if measuring and self._world.timeline.now_s < until_s:
+            self._later(_CONFIRM_POLL_S, lambda: self._end_measuring(run_id, number, nodes, reply, until_s))
+        else:
+            self._confirm(run_id, number, nodes, reply, self._world.timeline.now_s + _CONFIRM_S)
+
+    def _confirm(self, run_id: str, number: int, nodes: list[int], reply: Reply, until_s: float) -> None:
+        """Release the nodes' devices, and wait until they have confirmed this."""
+        unconfirmed = self._fleet.flower.release(run_id, nodes)
+        self._send_due()
+        if unconfirmed and self._world.timeline.now_s < until_s:
+            self._later(_CONFIRM_POLL_S, lambda: self._confirm(run_id, number, nodes, reply, until_s))
+        else:
+            self._plan(run_id, number, nodes, reply, _ATTEMPTS)
+
+    def _plan(self, run_id: str, number: int, nodes: list[int], reply: Reply, attempts: int) -> None:
+        try:
+            request = self._fleet.copy().flower.request_round(run_id, number, nodes, 1.0)
+            record = request.planned()
+        except WattfleetError as error:
+            self._world.note(f"{run_id}/{number} is not planned: {error}")
+            self._fleet.flower.refused(run_id, nodes)
+            self._is_planning = False
+            return
+
+        def planned() -> None:
+            if self._fleet.is_outdated(record.run_id, record.plan.assignments):
+                if attempts > 1:
+                    self._plan(run_id, number, nodes, reply, attempts - 1)
+                else:
+                    self._is_planning = False
+                return
+            self._is_planning = False
+            try:
+                self._fleet.flower.accept_plan(request, record)
+            except RunEndedError as error:
+                self._world.note(f"{run_id}/{number} is not planned: {error}")
+                return
+            self._world.oracle.planned(request, record)
+            parts = {each.device_id: each.power_limit_w for each in record.plan.assignments}
+            self._world.note(f"planned {record.plan_id}: {parts} within {self._world.budget_w:.0f} W")
+            self._fleet.rounds.grants.pending.hold_back(record.plan_id)
+            self._reply(record.plan_id, reply)
+
+        # The fleet changes in the meantime.
+        self._later(0.3 * self._world.rng.random(), planned)
+
+    def _reply(self, plan_id: str, reply: Reply) -> None:
+        def saved() -> None:
+            self._fleet.rounds.grants.pending.let_go(plan_id)
+            self._send_due()
+            reply(self._fleet.rounds.records[plan_id])
+
+        self._repository.save_round(plan_id, saved)
+
+    def measure(self, run_id: str, nodes: list[int], survey_s: float | None, reply: MeasuringReply) -> None:
+        """Let devices measure with the watts that are left, and reply once it is stored."""
+        if not self._is_returning(nodes) and not self._is_planning:
+            self._is_planning = True
+            self._measure(run_id, nodes, survey_s, reply, _ATTEMPTS)
+
+    def _measure(
+        self, run_id: str, nodes: list[int], survey_s: float | None, reply: MeasuringReply, attempts: int
+    ) -> None:
+        flower, pending = self._fleet.flower, self._fleet.rounds.grants.pending
+
+        def planned() -> None:
+            if self._fleet.is_outdated(run_id, plan.assignments):
+                self._measure(run_id, nodes, survey_s, reply, attempts - 1)
+                return
+            self._is_planning = False
+            try:
+                plan_id = flower.accept_measuring(run_id, plan)
+            except RunEndedError as error:
+                self._world.note(f"nobody measures for {run_id}: {error}")
+                return
+            self._world.oracle.measures(plan_id)
+            parts = {each.device_id: each.power_limit_w for each in plan.assignments}
+            self._world.note(f"planned {plan_id}: {parts} within {self._world.budget_w:.0f} W")
+            pending.hold_back(plan_id)
+
+            def saved() -> None:
+                pending.let_go(plan_id)
+                self._send_due()
+                reply(plan_id, sorted(parts))
+
+            self._repository.save_grants(saved)
+
+        try:
+            plan = flower.request_measuring(run_id, nodes, 1.0, PROFILE_MODES, survey_s).planned()
+        except RunEndedError as error:
+            self._world.note(f"nobody measures for {run_id}: {error}")
+            self._is_planning = False
+            return
+        if plan.assignments and attempts:  # the fleet changes in the meantime
+            self._later(0.3 * self._world.rng.random(), planned)
+        else:
+            self._is_planning = False
+
+
+# --- Coordinator ------------------------------------------------------------------------------------------------------
+# The coordinator: the real fleet and leases, driven in the same way as by its services.
 
 _STEPS_S = 2.0  # the longest time that sending the first grants of a plan may take
 

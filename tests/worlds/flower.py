@@ -11,6 +11,18 @@ from coordinator.state.records import RoundRecord
 if TYPE_CHECKING:
     from tests.worlds.world import World
 
+
+# --- Workloads --------------------------------------------------------------------------------------------------------
+# The workloads of a world's runs: each Flower server has its own.
+
+
+def workload_of(run_or_plan: str) -> str:
+    """The workload of a run, or of a run's plan: the name of its Flower server."""
+    return run_or_plan[0]
+
+
+# --- Flower -----------------------------------------------------------------------------------------------------------
+
 _LONGEST_TRAINING_S = 60.0
 _SURVEY_S, _LONGEST_SURVEY_S, _LOOKS_EVERY_S = 20.0, 40.0, 2.0
 

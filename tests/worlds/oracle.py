@@ -1,23 +1,28 @@
-"""The invariants of every world, stated without the code under test."""
+"""The invariants of every world, and what a coordinator may count on, stated without the code under test."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.state.records import run_of
+from coordinator.state.fleet import Fleet
+from coordinator.state.records import DeviceRecord, RoundRecord, run_of
+from coordinator.state.rounds.grants import DeviceGrant, Grant
+from coordinator.state.rounds.ledger import RoundRequest
 from edge_agent.session.grants import Grant as AgentGrant
-from tests.worlds.plan_oracle import MOST_TRIED, better_plan, is_on, points_of
-from tests.worlds.timeouts import DRIFT, TICK_S
-from tests.worlds.workloads import workload_of
+from tests.worlds.flower import workload_of
+from tests.worlds.timeline import CONFIRM_TIMEOUT_S, DRIFT, TICK_S
+from wattfleet.choosing import Front
+from wattfleet.planning import SITE, Assignment, History
+from wattfleet.planning.policies import FastestK, RandomK
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import session_pb2
-
-PARKING_S = 3.0
-"""Seconds in which a device parks, which the margin of a grant covers."""
 
 if TYPE_CHECKING:
     from coordinator.state.records import RoundRecord
@@ -28,6 +33,234 @@ if TYPE_CHECKING:
     from tests.worlds.world import World
     from wattfleet.choosing import Front
     from wattfleet.planning import Offer
+
+
+# --- Account ----------------------------------------------------------------------------------------------------------
+# What a coordinator counts for its devices, and which of them it can count on, stated without its own rules.
+
+
+# Events are put just at a time-out, too. By then, sums of times may differ by rounding.
+_ROUNDING_S = 1e-9
+
+
+class Account:
+    """The account of one coordinator, from its start to its end."""
+
+    def __init__(self, world: World, fleet: Fleet, now_s: Callable[[], float]) -> None:
+        """Open the account of a coordinator that starts now.
+
+        Args:
+            world: the world.
+            fleet: the coordinator's fleet.
+            now_s: the coordinator's clock.
+        """
+        self._world, self._fleet, self._now_s = world, fleet, now_s
+        self._started_s = now_s()
+        self._counted: dict[str, tuple[DeviceRecord, DeviceGrant | None, float]] = {}
+        # The newest grant sent in each session, with its time; and the devices whose session has brought a lease.
+        self._sent: dict[str, tuple[int, float]] = {}
+        self._heard: set[str] = set()
+
+    def session_began(self, device_id: str) -> None:
+        """A session begins: nothing was sent in it, and no lease has come."""
+        self._sent.pop(device_id, None)
+        self._heard.discard(device_id)
+
+    def heard(self, device_id: str) -> None:
+        """A session brings a lease."""
+        self._heard.add(device_id)
+
+    def sent(self, device_id: str, grant: Grant) -> None:
+        """A grant is sent in a session."""
+        self._sent[device_id] = grant.grant_id, self._now_s()
+
+    def counted_w(self, device_id: str) -> float:
+        """The power that the coordinator counts for a device."""
+        record, grant = self._fleet.agents.devices[device_id], self._fleet.rounds.grants.of(device_id)
+        before = self._counted.get(device_id)
+        if before is None or before[0] is not record or before[1] is not grant:
+            others = self._fleet.agents.devices.keys() - {device_id}
+            before = record, grant, sum(self._fleet.draw.elsewhere_w(others).values())
+            self._counted[device_id] = before
+        return before[2]
+
+    def excess(self) -> tuple[float, list[str]]:
+        """The watts above the budget once every device that can be counted on keeps to its newest grant.
+
+        A device can be counted on once its session has brought a lease or has carried this grant to it. This ends when
+        the device has failed to confirm the grant in time. After a restart of the coordinator, an absent device is
+        expected to return for the lifetime of a grant.
+
+        Returns:
+            The watts, negative if the budget holds, and the devices of these that could be sent a lower limit.
+        """
+        fleet, world = self._fleet, self._world
+        if sum(map(self.counted_w, world.devices)) <= world.budget_w:
+            return -1.0, []
+        could_be_told = []
+        for device_id in world.devices:
+            record, grant = fleet.agents.devices[device_id], fleet.rounds.grants.of(device_id)
+            if grant is not None and all(self._counts_on(device_id)):
+                can_be_lowered = grant.is_given_up or not fleet.agents.is_profiling(device_id)
+                if can_be_lowered and grant.granted_w > (record.idle_w or 0.0):
+                    could_be_told.append(device_id)
+        return self._expected_w() - world.budget_w, could_be_told
+
+    def _expected_w(self) -> float:
+        """The power of all devices once every device that can be counted on keeps to its newest grant."""
+        fleet, total_w = self._fleet, 0.0
+        for device_id in self._world.devices:
+            others = fleet.agents.devices.keys() - {device_id}
+            believed = {device_id} if self._counts_on(device_id)[1] else frozenset()
+            total_w += sum(fleet.draw.elsewhere_w(others, believed).values())
+        return total_w
+
+    def limits_w(self) -> dict[str, float]:
+        """The power that rounds grant each of their devices, idle power included."""
+        return {
+            device_id: max(known.granted_w, self._fleet.agents.devices[device_id].idle_w or 0.0)
+            for device_id, known in self._fleet.rounds.grants.in_flight()
+        }
+
+    def spared_w(self, before_w: Mapping[str, float]) -> float:
+        """The watts within the budget that are left if the rounds in flight keep the limits that they had before."""
+        now_w = self.limits_w()
+        lowered_w = sum(watts - now_w.get(device_id, watts) for device_id, watts in before_w.items())
+        return self._world.budget_w - self._expected_w() - lowered_w
+
+    def measuring(self) -> dict[str, str]:
+        """The devices that can be counted on and may measure, each with the id of its training."""
+        grants, found = self._fleet.rounds.grants, {}
+        for device_id in self._world.devices:
+            known = grants.of(device_id)
+            if known is not None and known.grant.measuring and known.granted_w and self._counts_on(device_id)[1]:
+                found[device_id] = known.plan_id
+        return found
+
+    def _counts_on(self, device_id: str) -> tuple[bool, bool]:
+        """Whether a device with a grant can be sent another one, and whether it can be counted on."""
+        fleet, now_s, grant = self._fleet, self._now_s(), self._fleet.rounds.grants.of(device_id)
+        if grant is None or grant.is_over:
+            return False, False
+        sent_id, sent_s = self._sent.get(device_id, (0, 0.0))
+        is_sent = sent_id == grant.grant.grant_id
+        is_late = is_sent and now_s - sent_s >= CONFIRM_TIMEOUT_S - _ROUNDING_S
+        is_there = fleet.agents.is_connected(device_id) and (device_id in self._heard or is_sent)
+        is_expected = not grant.was_sent and now_s - self._started_s < self._world.lifetime_s
+        return is_there, grant.is_confirmed or not is_late if is_there else is_expected
+
+
+# --- Plan oracle ------------------------------------------------------------------------------------------------------
+# Conditions on a plan: it uses the devices' own fronts for the run's workload, and no plan is better.
+
+MOST_TRIED = 6
+"""Devices up to which every set of them is tried."""
+
+_Z_WATTS = NormalDist().inv_cdf(0.95)
+_Z_TIME = NormalDist().inv_cdf(0.9)
+_CLOSE = 1e-9
+
+Points = Sequence[tuple[float, float]]
+"""The seconds and watts of each mode that a device may train in."""
+
+
+def points_of(front: Front, idle_w: float, factor: float = 1.0) -> Points:
+    """The points of a front as plans count them: 90 % of the trainings take less time, 95 % draw less power."""
+    return [
+        (
+            float(front.warmup_s[k] + factor * front.epoch_s[k] * math.exp(_Z_TIME * front.epoch_log_sd[k])),
+            max(idle_w, float(front.power_w[k] * math.exp(_Z_WATTS * front.power_log_sd[k]))),
+        )
+        for k in range(len(front))
+    ]
+
+
+def is_on(assignment: Assignment, front: Front, factor: float) -> bool:
+    """Whether a device's assignment is a point of a front.
+
+    Args:
+        assignment: the device's assignment.
+        front: a front that it reported.
+        factor: minibatches of an epoch, as a ratio to those of the front.
+    """
+    for k in range(len(front)):
+        told = (front.epoch_s[k] * factor, front.power_w[k], front.warmup_s[k])
+        planned = (assignment.epoch_s, assignment.power_w, assignment.warmup_s)
+        is_close = all(math.isclose(*pair, rel_tol=_CLOSE, abs_tol=_CLOSE) for pair in zip(told, planned, strict=True))
+        if front.mode(k) == assignment.mode and is_close:
+            return True
+    return False
+
+
+def better_plan(request: RoundRequest, record: RoundRecord, fronts: Mapping[str, Points]) -> str | None:
+    """A better plan for a few devices, in words; None if there is none.
+
+    The best plan has as many devices as the policy requests and the budget allows, and then the shortest makespan. All
+    sets of devices are tried, with each of their times as the limit.
+
+    Args:
+        request: the request for the plan.
+        record: the plan.
+        fronts: the modes of each offered device.
+    """
+    chosen = {each.device_id for each in record.plan.assignments}
+    candidates = _candidates(request)
+    wanted = len(candidates)
+    if isinstance(request.policy, RandomK):  # the set is random
+        candidates, wanted = sorted(chosen), len(chosen)
+    elif isinstance(request.policy, FastestK) and request.policy.count is not None:
+        wanted = min(wanted, request.policy.count)
+    idle_w = {offer.device_id: offer.idle_w for offer in request.offers}
+    used_w = sum(request.allowance.elsewhere_w.values()) + sum(request.allowance.left_w.values())
+    spare_w = request.allowance.budget_w[SITE] - used_w - sum(idle_w.values())
+    extra = {each: [(seconds, watts - idle_w[each]) for seconds, watts in fronts[each]] for each in candidates}
+    best = min(((-len(found), seconds) for found, seconds in _plans(extra, wanted, spare_w)), default=(0, 0.0))
+    longest_s = max(map(_seconds_of, record.plan.assignments))
+    if len(chosen) < -best[0] or (len(chosen) == -best[0] and longest_s > best[1] * (1 + _CLOSE)):
+        return f"{len(chosen)} devices in {longest_s:.2f} s, and {-best[0]} in {best[1]:.2f} s are possible"
+    return None
+
+
+def _candidates(request: RoundRequest) -> list[str]:
+    """The offered devices that no rule excludes before the policy selects."""
+    selection, ids = request.selection, [offer.device_id for offer in request.offers]
+    failing = {each for each in ids if _backs_off(request.history, each, request.number)}
+    if failing == set(ids):
+        failing = set()
+    return sorted(set(ids) - selection.drained - selection.left_out.keys() - failing)
+
+
+def _backs_off(history: History, device_id: str, number: int) -> bool:
+    """Whether a device skips this round because of failures: one round after two failures in a row, and so on."""
+    failures, last = history.consecutive_failures.get(device_id, (0, 0))
+    return failures > 0 and number < last + min(2 ** (failures - 1), 16)
+
+
+def _plans(extra: Mapping[str, Points], wanted: int, spare_w: float) -> Iterator[tuple[tuple[str, ...], float]]:
+    limits_s = sorted({seconds for points in extra.values() for seconds, _ in points})
+    for count in range(1, wanted + 1):
+        for devices in combinations(extra, count):
+            for limit_s in limits_s:
+                least_w = [
+                    min((watts for seconds, watts in extra[each] if seconds <= limit_s), default=math.inf)
+                    for each in devices
+                ]
+                if sum(least_w) <= spare_w:
+                    yield devices, limit_s
+                    break
+
+
+def _seconds_of(assignment: Assignment) -> float:
+    """The seconds of a training that 90 % of the trainings do not exceed."""
+    return assignment.warmup_s + assignment.epoch_s * math.exp(_Z_TIME * assignment.epoch_log_sd)
+
+
+# --- Oracle -----------------------------------------------------------------------------------------------------------
+# The invariants of every world, stated without the code under test.
+
+PARKING_S = 3.0
+"""Seconds in which a device parks, which the margin of a grant covers."""
+
 
 _EPS_W = 1e-6
 PROMPTLY_S = 8.0

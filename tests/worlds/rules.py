@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.worlds.timeouts import near_s, near_timeout_s
+from tests.worlds.timeline import near_s, near_timeout_s
 
 if TYPE_CHECKING:
     from tests.worlds.agent import Device

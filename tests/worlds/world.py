@@ -10,15 +10,13 @@ from functools import partial
 from unittest.mock import patch
 
 from coordinator.settings import GrantSettings
-from tests.fakes.fronts import front
+from tests.fakes.fleets import front
 from tests.worlds.agent import PROFILE_MODES, Device
 from tests.worlds.coordinator import Coordinator
-from tests.worlds.flower import FlowerServer
+from tests.worlds.flower import FlowerServer, workload_of
 from tests.worlds.oracle import BrokenPromiseError, Oracle
 from tests.worlds.rules import RULES, Step
-from tests.worlds.timeline import Timeline
-from tests.worlds.timeouts import CONFIRM_TIMEOUT_S, LEASE_S, LIFETIMES_S, MARGIN_S
-from tests.worlds.workloads import workload_of
+from tests.worlds.timeline import CONFIRM_TIMEOUT_S, LEASE_S, LIFETIMES_S, MARGIN_S, Timeline
 from wattfleet.choosing import Front
 from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
 

@@ -1,10 +1,13 @@
-"""The benchmark of federated rounds, on a few boards: all compared methods keep the budget, and runs are repeatable."""
+"""The benchmark of federated rounds, on a few boards: budgets, tuned parameters, and asynchronous rounds."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,20 +15,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from torch import nn
 
+from benchmarks.federated import tasks
 from benchmarks.federated.__main__ import main
+from benchmarks.federated.asynchronous import Asynchronous, run_asynchronously
 from benchmarks.federated.boards import BASE_BATCH, Candidates, facts, keep, open_board, truth, units, with_truth
+from benchmarks.federated.efficiency import epoch_choice_of
 from benchmarks.federated.experiment import Experiment, run_seed
 from benchmarks.federated.figures import median_figures, run_figures, seconds
+from benchmarks.federated.jobs import Job
 from benchmarks.federated.learning import Federation, LocalWork
-from benchmarks.federated.rounds import Round
+from benchmarks.federated.methods import Planned
+from benchmarks.federated.rounds import Member, Round
+from benchmarks.federated.server_steps import Arrival, BufferedSteps, QuorumSteps, Stepping
+from benchmarks.federated.site_watts import Draw, SiteWatts
 from benchmarks.federated.tables import tables
-from benchmarks.federated.tasks import digits
-from wattfleet.choosing import predicted_front
+from benchmarks.federated.tasks import Parameters, digits
+from benchmarks.federated.tuning import TUNES
+from edge_agent.runtime.readiness import parked_mode
+from wattfleet.choosing import BatchEfficiency, Front, predicted_front
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.planning import EpochChoice, History, Offer
+from wattfleet.planning.policies import FastestK, Policy, Progress
 from wattfleet.prediction import Prediction
 from wattfleet_simulation.digits_app import task
+
+# --- Federated --------------------------------------------------------------------------------------------------------
+# The benchmark of federated rounds, on a few boards: all compared methods keep the budget, and runs are repeatable.
+
 
 MODES = 50
 FLEET = {"orin-nano": 5, "orin-nx": 1}
@@ -237,3 +258,301 @@ class InThisProcess:
 
     def map(self, work: Any, items: Any) -> list[Any]:
         return [work(item) for item in items]
+
+
+# --- Federated levers -------------------------------------------------------------------------------------------------
+# The parameters that the benchmark of federated rounds tunes besides modes: batch sizes and local epochs.
+
+EQUAL = BatchEfficiency("all alike", (8, 16, 32, 64), (1.0,) * 4, (0.0,) * 4, "assumed")
+
+
+def test_normalised_average_weighs_updates_per_epoch() -> None:
+    federation = Federation(tasks.digits(), devices=20, seed=3)
+    work = {1: LocalWork(1, 8), 4: LocalWork(4, 16), 7: LocalWork(2, 32)}
+    start = federation.start.parameters
+    after = federation.after(federation.start, work, normalised=True).parameters
+
+    samples = {device: federation.samples[device] for device in work}
+    mean_epochs = (1 + 4 + 2) / 3
+    alone = {device: federation.after(federation.start, {device: each}).parameters for device, each in work.items()}
+    for name, value in after.items():
+        per_epoch = sum(
+            samples[k] / sum(samples.values()) * (alone[k][name] - start[name]) / work[k].epochs for k in work
+        )
+        torch.testing.assert_close(value, start[name] + mean_epochs * per_epoch, rtol=1e-4, atol=1e-6)
+
+
+def test_part_of_an_epoch_is_fewer_minibatches() -> None:
+    assert LocalWork(2, 16).steps(40) == 6
+    assert LocalWork(0.5, 16).steps(40) == 2
+    assert LocalWork(0.01, 16).steps(40) == 1
+
+
+def test_a_proxy_shows_how_many_devices_a_round_needs() -> None:
+    def rounds(progress: float, half: float) -> tuple[float, float]:
+        return 100 / progress * (1 + half / 5 * 45 / 49), 100 / progress * (1 + half / 20 * 30 / 49)
+
+    fewest, most = epoch_choice_of({2: rounds(1, 3), 4: rounds(0.9, 3), 8: rounds(4, 9)}, 50).options
+    assert (fewest.epochs, fewest.progress, fewest.half_devices) == (2, 1.0, pytest.approx(3))
+    assert (most.epochs, most.progress, most.half_devices) == (8, pytest.approx(4), pytest.approx(9))
+
+
+def test_batches_on_the_front_never_exceed_what_the_data_allow() -> None:
+    (unit,) = units({"orin-nano": 1}, modes=6)
+    device = open_board(unit)
+    known = truth(device, device.modes[::20])
+    wide, narrow = known.batch_front(1600, 64, EQUAL), known.batch_front(1600, 20, EQUAL)
+    assert wide.batch is not None and narrow.batch is not None
+    assert wide.batch.max() == 64
+    assert set(narrow.batch.tolist()) <= {8, BASE_BATCH}
+    base = known.front(100)
+    for epoch_s, planned_w in zip(base.one_epoch_s, base.planned_w, strict=True):
+        # Fronts are thinned to 64 points.
+        assert wide.one_epoch_s[wide.planned_w <= planned_w * 1.02].min() <= epoch_s
+
+
+def test_more_epochs_are_chosen_where_rounds_have_a_high_overhead() -> None:
+    (unit,) = units({"orin-nano": 1}, modes=6)
+    device = open_board(unit)
+    offers = [Offer("a", truth(device, device.modes[::20]).front(20), 5.0)]
+    choice = EpochChoice.of({2: 1.0, 8: 2.0})
+    chosen = [
+        Planned(offers, Progress(overhead_s=overhead_s), 40.0, choice).plan(1, History()) for overhead_s in (0, 1000)
+    ]
+    assert [[job.epochs for job in jobs] for jobs in chosen] == [[2.0], [8.0]]
+
+
+def test_networks_side_by_side_compute_what_convolutions_do() -> None:
+    torch.manual_seed(0)
+    first, second, output = nn.Conv2d(1, 8, 4, 2, padding=2), nn.Conv2d(8, 16, 2, 2), nn.Linear(256, 10)
+    images = torch.rand(3, 28, 28)
+    small = nn.functional.avg_pool2d(images[:, None], 2)
+    found = second(first(small).relu()).relu()
+    expected = output(found.permute(0, 2, 3, 1).flatten(1))
+    assert first.bias is not None and second.bias is not None
+    parameters = {
+        "first.weight": first.weight.flatten(1),
+        "first.bias": first.bias,
+        "second.weight": second.weight.permute(0, 2, 3, 1).flatten(1),
+        "second.bias": second.bias,
+        "output.weight": output.weight,
+        "output.bias": output.bias,
+    }
+    stacked = {name: value[None] for name, value in parameters.items()}
+    patches = tasks.patches(images.numpy())
+    torch.testing.assert_close(tasks.convolutional(stacked, patches[None])[0], expected)
+
+
+def test_a_missing_data_set_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tasks, "DATA", tmp_path)
+    tasks.fashion.cache_clear()
+    with pytest.raises(InvalidInputError, match=r"fashion_mnist.npz is missing .* --task digits"):
+        tasks.fashion()
+
+
+@pytest.mark.parametrize("tune", TUNES)
+def test_every_tuning_is_compared_with_presets(tune: str) -> None:
+    assert {"presets", "presets-equal"} <= set(TUNES[tune])
+    assert {"fedbuff", "quorum", "oracle-fedbuff", "oracle-quorum"} <= set(TUNES[tune]) or tune not in {"async", "all"}
+
+
+# --- Federated asynchronous -------------------------------------------------------------------------------------------
+# Asynchronous rounds of the benchmark: their times, their power, and how updates are averaged.
+
+IDLE_W = 5.0
+OVERHEAD_S = 1.0
+MODE = (1.0e9, 1.0e9, 1.0e9, 1.0e9)
+
+
+@dataclass
+class Fixed:
+    """A worker whose trainings take given times and power."""
+
+    warmup_s: float
+    steady_s: float
+    watts: float
+    jobs: list[Job] = field(default_factory=list)
+
+    def train(self, job: Job) -> tuple[float, float, float]:
+        self.jobs.append(job)
+        return self.warmup_s, self.steady_s, self.watts
+
+    def true_w(self, job: Job) -> float:
+        return self.watts
+
+
+def offer(device: int, epoch_s: float, watts: float) -> Offer:
+    front = Front(np.array([MODE]), *(np.array([value]) for value in (epoch_s, watts, 0.0, 0.0, 0.0)))
+    return Offer(f"device-{device}", front, IDLE_W)
+
+
+@pytest.fixture(scope="module")
+def member() -> Member:
+    (unit,) = units({"orin-nano": 1}, modes=6)
+    board = open_board(unit)
+    return Member("device-0", board, parked_mode(board), IDLE_W, 10)
+
+
+def fleet_of(member: Member, devices: int) -> list[Member]:
+    return [
+        Member(f"device-{k}", member.board, member.parked, member.idle_w, member.minibatches) for k in range(devices)
+    ]
+
+
+def run(
+    member: Member,
+    federation: Federation,
+    workers: Sequence[Fixed],
+    stepping: Stepping,
+    budget_w: float,
+    steps: int,
+    policy: Policy | None = None,
+) -> list[Round]:
+    """A run that plans for all free devices within the budget, or with another policy."""
+    offers = [offer(k, (each.warmup_s + each.steady_s) / 2, each.watts) for k, each in enumerate(workers)]
+    method = Asynchronous(offers, policy or FastestK(len(workers)), budget_w, OVERHEAD_S, stepping)
+    return run_asynchronously(method, fleet_of(member, len(workers)), workers, federation, steps)
+
+
+def test_two_devices_follow_a_timeline_worked_out_by_hand(member: Member) -> None:
+    workers = [Fixed(2.0, 8.0, 15.0), Fixed(2.0, 23.0, 25.0)]
+    rounds = run(member, Federation(digits(), 2, 0), workers, BufferedSteps(1), budget_w=40.0, steps=4)
+
+    # Device 0 trains from 1 s to 11 s, 12 s to 22 s and 23 s to 33 s; device 1 from 1 s to 26 s.
+    assert [one.chosen for one in rounds] == [(0,), (0,), (1,), (0,)]
+    assert np.cumsum([one.training_s for one in rounds]).tolist() == [11.0, 22.0, 26.0, 33.0]
+    # Above idle power, device 0 draws 10 W from 3 to 11 s, 14 to 22 s and 25 to 33 s; device 1 draws 20 W from 3 to 26
+    # s and from 29 s on.
+    expected_kj = [0.08 + 8 * 0.02, 0.08 + 11 * 0.02, 0.01 + 4 * 0.02, 0.07 + 4 * 0.02]
+    assert [one.training_kj for one in rounds] == pytest.approx(expected_kj)
+    assert [one.observed_w for one in rounds] == [40.0, 40.0, 40.0, 40.0]
+
+
+def test_devices_wait_for_watts_that_trainings_in_flight_hold(member: Member) -> None:
+    workers = [Fixed(0.0, 10.0, 15.0), Fixed(0.0, 24.0, 25.0)]
+    federation, policy = Federation(digits(), 2, 0), Progress(overhead_s=OVERHEAD_S)
+    rounds = run(member, federation, workers, BufferedSteps(1), 39.0, 6, policy)
+
+    assert max(one.observed_w for one in rounds) == IDLE_W + 25.0
+    assert {device for one in rounds for device in one.chosen} == {0, 1}
+    for one in rounds:  # never both, so that each step follows a whole training and its overhead
+        assert one.training_s == {0: 11.0, 1: 25.0}[one.chosen[0]]
+
+
+def test_too_few_watts_for_any_device_are_refused(member: Member) -> None:
+    with pytest.raises(InfeasibleBudgetError, match="is not enough to train one device"):
+        run(member, Federation(digits(), 1, 0), [Fixed(0.0, 10.0, 15.0)], BufferedSteps(1), budget_w=14.0, steps=1)
+
+
+def change(federation: Federation, base: Parameters, device: int, version: int) -> Parameters:
+    """The change that one device alone causes, when trained by synchronous rounds."""
+    model = federation.model(base, server_round=version)
+    after = federation.after(model, {device: LocalWork(2)}).parameters
+    return {name: after[name] - value for name, value in base.items()}
+
+
+def test_full_buffer_at_equal_speeds_is_averaging_with_equal_weights(member: Member) -> None:
+    devices = 4
+    federation = Federation(digits(), devices, 0)
+    rounds = run(
+        member, federation, [Fixed(1.0, 9.0, 15.0) for _ in range(devices)], BufferedSteps(devices), 100.0, steps=3
+    )
+
+    expected = dict(federation.start.parameters)
+    for version, one in enumerate(rounds):
+        assert (one.training_s, sorted(one.chosen)) == (11.0, list(range(devices)))
+        changes = [change(federation, expected, device, version) for device in range(devices)]
+        mean = {name: sum(each[name] for each in changes) / devices for name in expected}
+        expected = {name: value + mean[name] for name, value in expected.items()}
+        assert one.accuracy == pytest.approx(federation.model(expected).accuracy, abs=0.003)
+
+
+def test_quorum_of_all_devices_is_federated_averaging(member: Member) -> None:
+    federation = Federation(digits(), 3, 0)
+    workers = [Fixed(1.0, seconds, 15.0) for seconds in (4.0, 6.0, 9.0)]
+    rounds = run(member, federation, workers, QuorumSteps(1.0), 100.0, steps=3)
+
+    model = federation.start
+    for one in rounds:
+        model = federation.after(model, dict.fromkeys(range(3), LocalWork(2)))
+        assert one.training_s == 11.0
+        assert one.accuracy == pytest.approx(model.accuracy, abs=0.003)
+
+
+def test_late_update_counts_in_the_round_after_its_own(member: Member) -> None:
+    workers = [*(Fixed(0.0, 10.0, 15.0) for _ in range(4)), Fixed(0.0, 15.0, 15.0)]
+    rounds = run(member, Federation(digits(), 5, 0), workers, QuorumSteps(0.8), 100.0, steps=2)
+
+    assert [sorted(one.chosen) for one in rounds] == [[0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    assert np.cumsum([one.training_s for one in rounds]).tolist() == [11.0, 22.0]
+
+
+def test_late_update_weighs_its_samples_over_the_root_of_its_age() -> None:
+    federation = Federation(digits(), 3, 0)
+    old = federation.start
+    now = federation.model(federation.after(old, {2: LocalWork(1)}).parameters, server_round=3)
+    late = Arrival(0, 30, old, federation.updates(old, {0: LocalWork(2)}, 0)[0])
+    timely = Arrival(1, 20, now, federation.updates(now, {1: LocalWork(2)}, 3)[1])
+    merged = QuorumSteps(0.8).merged(now, [late, timely])
+
+    weights = 30 / math.sqrt(1 + 3), 20.0
+    for name, value in now.parameters.items():
+        moved = [each.trained.parameters[name] - each.base.parameters[name] for each in (late, timely)]
+        expected = value + (weights[0] * moved[0] + weights[1] * moved[1]) / sum(weights)
+        torch.testing.assert_close(merged[name], expected)
+
+
+@cache
+def few_digits(devices: int) -> Federation:
+    (images, labels), (test_images, test_labels) = digits().train, digits().test
+    task = replace(digits(), train=(images[:160], labels[:160]), test=(test_images[:10], test_labels[:10]))
+    return Federation(task, devices, 0)
+
+
+speeds = st.lists(st.tuples(st.floats(0, 20), st.floats(1, 200), st.floats(IDLE_W + 0.5, 60)), min_size=2, max_size=8)
+
+
+@settings(max_examples=10, deadline=None)
+@given(speeds, st.floats(0, 1), st.sampled_from([BufferedSteps(1), BufferedSteps(5), QuorumSteps(0.8)]))
+def test_watts_never_exceed_the_budget(
+    member: Member, found: list[tuple[float, float, float]], level: float, stepping: Stepping
+) -> None:
+    idle_w = IDLE_W * len(found)
+    least_w, most_w = (idle_w - IDLE_W + choose(watts for *_, watts in found) for choose in (min, max))
+    budget_w = least_w + 0.01 + level * (most_w - least_w) * len(found)
+    workers = [Fixed(*each) for each in found]
+    rounds = run(
+        member, few_digits(len(found)), workers, stepping, budget_w, steps=6, policy=Progress(overhead_s=OVERHEAD_S)
+    )
+
+    assert len(rounds) == 6
+    for one in rounds:
+        assert one.observed_w <= one.planned_w + 1e-6
+        assert idle_w < one.planned_w <= budget_w * (1 + 1e-9)
+
+
+draws = st.lists(st.tuples(*[st.integers(0, 30)] * 3, st.floats(0, 50)), max_size=12)
+
+
+@given(draws, st.lists(st.integers(1, 90), min_size=1, max_size=4, unique=True).map(sorted))
+def test_watts_and_energy_are_those_of_every_moment(found: list[tuple[int, int, int, float]], ends: list[int]) -> None:
+    site = SiteWatts(IDLE_W)
+    every = [
+        Draw(since, since + start, since + start + 1 + rest, watts, 2 * watts, 3 * watts)
+        for since, start, rest, watts in found
+    ]
+    for draw in every:
+        site.add(draw)
+    begin = 0
+    for end in ends:
+        stretch = site.until(end)
+        moments = [
+            IDLE_W + sum(draw.planned_w for draw in every if draw.since_s <= second < draw.until_s)
+            for second in range(begin, end)
+        ]
+        energy_j = sum(
+            draw.observed_w for draw in every for second in range(begin, end) if draw.steady_s <= second < draw.until_s
+        )
+        assert stretch.planned_w == pytest.approx(max(moments))
+        assert stretch.training_kj == pytest.approx(energy_j / 1e3)
+        begin = end

@@ -1,25 +1,48 @@
-"""Which roles may call which RPC of a coordinator with an authority, over TLS."""
+"""Who may call which RPC of a coordinator with an authority, over TLS: roles, ended certificates, and foreign ones."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coordinator.identity.access import ROLES, WITHOUT_CERTIFICATE
+from coordinator.identity.access import ROLES, STREAMS, WITHOUT_CERTIFICATE, LiveCalls
+from coordinator.identity.authority_folder import TRUSTED, AuthorityFolder
 from coordinator.server import SERVICES
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.certified import CertifiedFleet, calling, certified
-from tests.fakes.served import Client, hello_of, serving
+from tests.fakes.served import CertifiedFleet, Client, calling, certified, hello_of, joined, serving
 from wattfleet.errors import InvalidInputError
-from wattfleet_identity.certificates import new_key, request_certificate
+from wattfleet_identity.certificates import InvalidCertificateError, new_key, request_certificate
+from wattfleet_identity.identity_folder import Identity, write_identity
+from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_io.clock import utc_now
-from wattfleet_proto.v1 import planning_pb2, superlink_pb2, superlink_pb2_grpc, view_pb2
+from wattfleet_proto.v1 import (
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    identity_pb2,
+    identity_pb2_grpc,
+    operator_pb2,
+    planning_pb2,
+    superlink_pb2,
+    superlink_pb2_grpc,
+    view_pb2,
+)
+
+# --- Access -----------------------------------------------------------------------------------------------------------
+# Which roles may call which RPC of a coordinator with an authority, over TLS.
+
 
 _DENIED = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
 _WITHIN_S = 20.0
@@ -232,3 +255,285 @@ async def test_a_run_of_plaintext_goes_on_over_tls(config: CoordinatorSettings, 
             request.run_token = "another"
             with pytest.raises(grpc.aio.AioRpcError, match="was started by another app"):
                 await client.planning.StartRun(request)
+
+
+# --- Lasting calls ----------------------------------------------------------------------------------------------------
+# Long-lasting calls end within seconds once their certificate is revoked or expires, for every RPC.
+
+_CALLS_WITHIN_S = 5.0
+
+
+def test_every_stream_ends_with_its_certificate() -> None:
+    streams = {
+        f"/{service.full_name}/{method.name}"
+        for service in SERVICES
+        for method in service.methods
+        if method.server_streaming or method.client_streaming
+    }
+    assert streams | {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"} == STREAMS
+
+
+async def watched(client: Client) -> Any:
+    call = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
+    assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
+    return call
+
+
+async def session(client: Client) -> Any:
+    agent = client.agent()
+    await agent.greet(hello_of("peer"))
+    return agent.call
+
+
+async def upload(client: Client) -> Any:
+    async def endless() -> AsyncIterator[operator_pb2.PublishReferenceRequest]:
+        yield operator_pb2.PublishReferenceRequest(manifest=b"{}")
+        await asyncio.Event().wait()
+
+    call = client.operator.PublishReference(endless())
+    await client.view.GetFleet(view_pb2.GetFleetRequest())  # the upload has begun
+    return call
+
+
+async def reflection(client: Client) -> Any:
+    call = reflection_pb2_grpc.ServerReflectionStub(client.channel).ServerReflectionInfo()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    await call.read()
+    return call
+
+
+@pytest.mark.parametrize(
+    ("role", "begin"),
+    [(Role.VIEWER, watched), (Role.DEVICE, session), (Role.OPERATOR, upload), (Role.OPERATOR, reflection)],
+)
+async def test_a_revoked_peers_calls_end(config: CoordinatorSettings, tmp_path: Path, role: Role, begin: Any) -> None:
+    fleet = CertifiedFleet.create(tmp_path / "authority")
+    async with (
+        serving(certified(config, fleet.authority.folder)) as served,
+        calling(served, fleet.identity(Role.OPERATOR, "anna")) as operator,
+    ):
+        service = identity_pb2_grpc.IdentityServiceStub(operator.channel)
+        name = "" if role is Role.DEVICE else "peer"
+        peer = await joined(service, role, Applicant("peer", "agx-orin"), name)
+        async with calling(served, peer) as client, asyncio.timeout(60):
+            call = await begin(client)
+            others = await watched(operator)
+            await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="peer"))
+            async with asyncio.timeout(_CALLS_WITHIN_S):
+                assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert "was revoked" in await call.details()
+            with pytest.raises(grpc.aio.AioRpcError) as refused:  # on the same connection
+                await client.view.GetFleet(view_pb2.GetFleetRequest())
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert not others.done()
+            others.cancel()
+
+
+async def test_an_operator_may_revoke_its_own_certificate(config: CoordinatorSettings, tmp_path: Path) -> None:
+    fleet = CertifiedFleet.create(tmp_path / "authority")
+    write_identity(fleet.authority.folder / "operator", fleet.identity(Role.OPERATOR, "anna"))
+    async with serving(certified(config, fleet.authority.folder)) as served:
+        async with calling(served, fleet.identity(Role.OPERATOR, "bea")) as client:
+            service = identity_pb2_grpc.IdentityServiceStub(client.channel)
+            answer = await service.RevokeCertificates(identity_pb2.RevokeCertificatesRequest(name_or_serial="anna"))
+    assert [each.name for each in answer.certificates] == ["anna"]
+
+
+async def test_a_caller_that_leaves_is_not_told_of_its_certificate(tmp_path: Path) -> None:
+    calls, certificate = LiveCalls(), CertifiedFleet.create(tmp_path / "a").identity(Role.VIEWER).certificate
+    seen: list[BaseException] = []
+
+    async def call() -> None:
+        try:
+            with calls.holding(certificate, lambda _: None):
+                await asyncio.Event().wait()
+        except BaseException as error:
+            seen.append(error)
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    assert calls.end_invalid() == 0
+    task.cancel()
+    await task
+    assert [type(each) for each in seen] == [asyncio.CancelledError]
+
+
+async def test_a_call_is_ended_once(tmp_path: Path) -> None:
+    calls, certificate = LiveCalls(), CertifiedFleet.create(tmp_path / "a").identity(Role.VIEWER).certificate
+    cleaned_up = []
+
+    def refuse(_: object) -> None:
+        raise InvalidCertificateError("it was revoked")
+
+    async def call() -> None:
+        with calls.holding(certificate, refuse):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.01)  # like the cleanup of a session
+                cleaned_up.append(True)
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    assert calls.end_invalid() == 1
+    await asyncio.sleep(0)
+    assert calls.end_invalid() == 0
+    with pytest.raises(InvalidCertificateError, match="revoked"):
+        await task
+    assert cleaned_up, "a second check does not interrupt it"
+
+
+# --- Foreign certificates ---------------------------------------------------------------------------------------------
+# Certificates of other authorities, such as step-ca or SPIRE: the required contents, and what is refused.
+
+Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+FLEET = "plant-7"
+
+
+class ForeignAuthority:
+    """A certificate authority that is independent of Wattfleet."""
+
+    def __init__(self, name: str, issuer: ForeignAuthority | None = None) -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        signer = issuer or self
+        self.certificate = (
+            _begun(self.name, signer.name, self.key, utc_now() + timedelta(days=300))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(signer.key, hashes.SHA256())
+        )
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, uris: Sequence[str], key: Key | None = None, until: datetime | None = None) -> tuple[bytes, bytes]:
+        """A key and a certificate, both PEM."""
+        key = key or ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a workload")])
+        builder = _begun(subject, self.name, key, until or utc_now() + timedelta(hours=1)).add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        if uris:
+            names = x509.SubjectAlternativeName(list(map(x509.UniformResourceIdentifier, uris)))
+            builder = builder.add_extension(names, critical=False)
+        encoding = serialization.Encoding.PEM
+        key_pem = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        return key_pem, builder.sign(self.key, hashes.SHA256()).public_bytes(encoding)
+
+
+def _begun(subject: x509.Name, issuer: x509.Name, key: Key, until: datetime) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    begin = min(utc_now(), until) - timedelta(hours=2)
+    return builder.serial_number(x509.random_serial_number()).not_valid_before(begin).not_valid_after(until)
+
+
+@pytest.fixture
+def foreign() -> ForeignAuthority:
+    return ForeignAuthority("step-ca root")
+
+
+@pytest.fixture
+def authority(tmp_path: Path, foreign: ForeignAuthority) -> AuthorityFolder:
+    """A fleet whose coordinator also trusts the foreign authority, as docs/security.md describes."""
+    folder = AuthorityFolder.create(tmp_path / "authority", [], utc_now(), FLEET)
+    (folder.folder / TRUSTED).write_bytes(folder.trusted_pem + foreign.pem)
+    return AuthorityFolder.open(folder.folder)
+
+
+@pytest.fixture
+def foreign_secured(config: CoordinatorSettings, authority: AuthorityFolder) -> CoordinatorSettings:
+    return certified(config, authority.folder)
+
+
+async def refusal(client: Client) -> tuple[grpc.StatusCode, str]:
+    """The error for a client, or for a device named orin where only devices may call."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await client.view.GetFleet(view_pb2.GetFleetRequest(), timeout=20)
+    return refused.value.code(), refused.value.details() or ""
+
+
+async def greet(client: Client, installation: str = "") -> None:
+    await client.agent().greet(hello_of("orin", installation=installation))
+
+
+@pytest.mark.parametrize("further", ["", "/board/agx-orin", "/board/agx-orin/installation/6f0c"])
+async def test_a_device_may_have_a_certificate_of_another_authority(
+    foreign_secured: CoordinatorSettings, authority: AuthorityFolder, foreign: ForeignAuthority, further: str
+) -> None:
+    own = Identity(*foreign.issue([f"spiffe://{FLEET}/device/orin{further}"]), authority.trusted_pem)
+    async with serving(foreign_secured) as served, calling(served, own) as client:
+        await greet(client, "6f0c")
+        if "installation" in further:
+            with pytest.raises(grpc.aio.AioRpcError, match="for the installation '6f0c', not 'beef'"):
+                await greet(client, "beef")
+        code, _ = await refusal(client)
+        assert code is grpc.StatusCode.PERMISSION_DENIED, "a device does not become an operator"
+        renew = enrolment_pb2_grpc.EnrolmentServiceStub(client.channel).Renew
+        with pytest.raises(grpc.aio.AioRpcError, match="renew it with the authority that issued it"):
+            await renew(enrolment_pb2.RenewRequest(request_pem=b"none"))
+
+
+@pytest.mark.parametrize(
+    ("uris", "code", "why"),
+    [
+        (["spiffe://another-plant/operator/anna"], grpc.StatusCode.UNAUTHENTICATED, "the fleet 'another-plant'"),
+        ([], grpc.StatusCode.UNAUTHENTICATED, "no SPIFFE id"),
+        (["https://plant-7/operator/anna"], grpc.StatusCode.UNAUTHENTICATED, "not of the form"),
+        ([f"spiffe://{FLEET}/ns/default/sa/anna"], grpc.StatusCode.UNAUTHENTICATED, "not of the form"),
+        ([f"spiffe://{FLEET}/operator/anna/board/x"], grpc.StatusCode.UNAUTHENTICATED, "not of the form"),
+        (
+            [f"spiffe://{FLEET}/operator/anna", f"spiffe://{FLEET}/viewer/anna"],
+            grpc.StatusCode.UNAUTHENTICATED,
+            "several URIs",
+        ),
+    ],
+)
+async def test_a_certificate_that_names_nobody_of_this_fleet_is_refused(
+    foreign_secured: CoordinatorSettings,
+    authority: AuthorityFolder,
+    foreign: ForeignAuthority,
+    uris: list[str],
+    code: grpc.StatusCode,
+    why: str,
+) -> None:
+    own = Identity(*foreign.issue(uris), authority.trusted_pem)
+    async with serving(foreign_secured) as served, calling(served, own) as client:
+        found, details = await refusal(client)
+    assert (found, why in details) == (code, True), details
+
+
+async def test_an_expired_certificate_does_not_connect(
+    foreign_secured: CoordinatorSettings, authority: AuthorityFolder, foreign: ForeignAuthority
+) -> None:
+    until = utc_now() - timedelta(minutes=1)
+    own = Identity(*foreign.issue([f"spiffe://{FLEET}/operator/anna"], until=until), authority.trusted_pem)
+    async with serving(foreign_secured) as served, calling(served, own) as client:
+        assert (await refusal(client))[0] is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_certificates_of_an_intermediate_authority_come_with_their_chain(
+    foreign_secured: CoordinatorSettings, authority: AuthorityFolder, foreign: ForeignAuthority
+) -> None:
+    intermediate = ForeignAuthority("step-ca intermediate", foreign)
+    key_pem, leaf = intermediate.issue([f"spiffe://{FLEET}/operator/anna"])
+    async with serving(foreign_secured) as served:
+        async with calling(served, Identity(key_pem, leaf + intermediate.pem, authority.trusted_pem)) as client:
+            await client.view.GetFleet(view_pb2.GetFleetRequest())
+        async with calling(served, Identity(key_pem, leaf, authority.trusted_pem)) as client:
+            assert (await refusal(client))[0] is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_authority_that_is_not_trusted_does_not_connect(
+    foreign_secured: CoordinatorSettings, authority: AuthorityFolder
+) -> None:
+    stranger = ForeignAuthority("step-ca root")  # with the same name
+    own = Identity(*stranger.issue([f"spiffe://{FLEET}/operator/anna"]), authority.trusted_pem)
+    async with serving(foreign_secured) as served, calling(served, own) as client:
+        assert (await refusal(client))[0] is grpc.StatusCode.UNAVAILABLE
+
+
+def test_an_rsa_key_is_refused_on_the_clients_side(authority: AuthorityFolder, foreign: ForeignAuthority) -> None:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    with pytest.raises(InvalidInputError, match="ECDSA P-256"):
+        Identity(*foreign.issue([f"spiffe://{FLEET}/operator/anna"], key), authority.trusted_pem)

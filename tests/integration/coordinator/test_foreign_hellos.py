@@ -1,4 +1,4 @@
-"""Sessions for a device's id from anybody else: all are refused, and the owner gets its id back."""
+"""Sessions for a device's id from anybody else, and from a second agent on a copy of its disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import logging
 import os
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,31 @@ import grpc
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.certified import CertifiedFleet, calling, certified, joined
-from tests.fakes.served import Agent, Client, hello_of, serving
+from edge_agent.session.certificate_keeper import connects_to
+from edge_agent.session.coordinator_session import CoordinatorSession
+from edge_agent.session.outbox import Outbox, OutboxFile
+from tests.fakes.polling import eventually
+from tests.fakes.served import (
+    READY,
+    Agent,
+    CertifiedFleet,
+    Client,
+    calling,
+    certified,
+    hello_of,
+    joined,
+    serving,
+    serving_client,
+)
+from wattfleet_identity.channels import Endpoint
 from wattfleet_identity.joining import Applicant
 from wattfleet_identity.peers import Role
 from wattfleet_io.logs import LINES_AT_ONCE, service_handler
 from wattfleet_proto.v1 import identity_pb2_grpc, session_pb2
+
+# --- Foreign hellos ---------------------------------------------------------------------------------------------------
+# Sessions for a device's id from anybody else: all are refused, and the owner gets its id back.
+
 
 HELLOS = int(os.environ.get("FOREIGN_HELLOS", "200"))
 STRANGERS = 20
@@ -152,3 +172,62 @@ async def test_an_owner_takes_its_id_back_from_an_intruder_of_before(
         await agent.lease()
         with capsys.disabled():
             print(f"\nthe owner has its id back after {1e3 * took_s:.0f} ms")
+
+
+# --- Copied disk ------------------------------------------------------------------------------------------------------
+# Two agents on copies of one disk: one is accepted, and they do not keep ending each other's sessions.
+
+HELLO = hello_of("orin", installation="a" * 32)
+
+
+class CountingAgent:
+    """A link that counts the coordinator's Welcomes."""
+
+    def __init__(self, client: Client, folder: Path) -> None:
+        self.welcomes = 0
+        outbox = Outbox(OutboxFile(folder / "outbox.jsonl"))
+        self.session = CoordinatorSession(connects_to(Endpoint(client.bound.address)), HELLO, self._welcomed, outbox)
+
+    async def _welcomed(self, welcome: session_pb2.Welcome) -> None:
+        self.welcomes += 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[CountingAgent]:
+        running = asyncio.create_task(self.session.run())
+        try:
+            self.session.report_state(READY)
+            assert await self.session.flush(10)
+            yield self
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+
+async def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
+    config: CoordinatorSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+
+    def at_once(low: float, high: float) -> float:
+        nonlocal tries
+        tries += 1
+        return 0.02
+
+    monkeypatch.setattr("wattfleet_io.tasks.random.uniform", at_once)
+
+    async with serving_client(config) as client:
+        async with CountingAgent(client, tmp_path / "older").running() as older:
+            async with CountingAgent(client, tmp_path / "newer").running() as newer:
+
+                async def tried() -> bool:
+                    return tries >= 10
+
+                await eventually(tried)
+                assert (older.welcomes, newer.welcomes) == (1, 1)
+                assert newer.session.connected and not older.session.connected
+
+            async def is_back() -> bool:
+                return older.session.connected
+
+            await eventually(is_back)

@@ -1,10 +1,14 @@
-"""The metrics that Prometheus reads: every documented name with its labels, and no sample for an unknown value."""
+"""The metrics that Prometheus reads: every documented name with its labels, and who may read them."""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
+import re
+import ssl
 import urllib.request
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
@@ -12,19 +16,26 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.metrics import ExposureCollector, FleetCollector, ServiceCollector, metrics_served
 from coordinator.service_figures import ServiceFigures
+from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import ObservedTraining
-from tests.fakes.documented_metrics import DocumentedMetric, documented_metrics
-from tests.fakes.fronts import front
-from tests.fakes.obedient_devices import confirm_all
-from tests.fakes.promtool import promtool
-from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
+from tests.fakes.fleets import front
+from tests.fakes.prometheus import DocumentedMetric, documented_metrics, promtool
+from tests.fakes.served import CertifiedFleet, certified, serving
+from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, confirm_all, make_ready, small_fleet
 from wattfleet.budgets import InForce
 from wattfleet.duties import KeptDuty
 from wattfleet.modes import PowerMode, Workload
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import FastestK
+from wattfleet_identity.identity_folder import Identity
+from wattfleet_identity.peers import Role
+from wattfleet_io.addresses import split_address
 from wattfleet_proto.device_state import BoardSample, DeviceState, GrantPhase
+
+# --- Metrics ----------------------------------------------------------------------------------------------------------
+# The metrics that Prometheus reads: every documented name with its labels, and no sample for an unknown value.
+
 
 HOT = BoardSample(42.5, 71.0, PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000), 3, 0.5, 0.9, 1_200.0)
 
@@ -378,3 +389,39 @@ def test_a_run_is_known_by_its_name_and_labels_and_few_runs_are() -> None:
     assert len(found) == 20
     assert (",lr=0.1,site=lab,", "night-29", "r28") in found, "the newest that has not ended"
     assert not any("r29" in each for each in found)
+
+
+# --- Metrics access ---------------------------------------------------------------------------------------------------
+# Access to /metrics on an address that other machines can reach.
+
+_WITHIN_S = 20.0
+
+
+async def test_metrics_for_other_machines_need_a_viewers_certificate(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    fleet = CertifiedFleet.create(tmp_path / "authority")
+    settings = certified(config, fleet.authority.folder).with_values(server={"metrics_address": "0.0.0.0:0"})
+
+    def context_of(identity: Identity | None) -> ssl.SSLContext:
+        return fleet.https_context(identity, tmp_path / "caller")
+
+    def scraped(port: int, identity: Identity | None) -> str:
+        url = f"https://127.0.0.1:{port}/metrics"
+        with urllib.request.urlopen(url, timeout=_WITHIN_S, context=context_of(identity)) as response:
+            return str(response.read().decode())
+
+    def plain(port: int) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=_WITHIN_S):
+            pass
+
+    async with serving(settings) as served:
+        port = split_address(served.bound.metrics_address)[1]
+        text = await asyncio.to_thread(scraped, port, fleet.identity(Role.VIEWER, "prometheus"))
+        [expiry] = re.findall(r'wattfleet_certificate_expiry_timestamp_seconds\{role="coordinator"\} (\S+)', text)
+        assert float(expiry) == pytest.approx(fleet.authority.server.not_after.timestamp())
+        for refused in (None, fleet.identity(Role.DEVICE, "orin")):
+            with pytest.raises((OSError, http.client.HTTPException)):
+                await asyncio.to_thread(scraped, port, refused)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            await asyncio.to_thread(plain, port)

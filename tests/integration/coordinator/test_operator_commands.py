@@ -7,17 +7,29 @@ import math
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 
-from coordinator.cli.client import RequestRefusedError
+from coordinator.cli.client import RequestFailedError, RequestRefusedError
 from coordinator.cli.plan import seconds
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.shell import a_round, asked, rack_and_roof, served_with_shell
-from tests.fakes.small_fleet import NANO_FRONT, RUN, RUN_NAME
+from tests.fakes.served import (
+    READY,
+    Agent,
+    Client,
+    a_round,
+    asked,
+    rack_and_roof,
+    served_with_shell,
+    serving_client,
+    status,
+)
+from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, RUN_NAME
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.prediction import Artefact, write_artefact
 from wattfleet_proto.convert import front_to_message
-from wattfleet_proto.v1 import planning_pb2, session_pb2
+from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.v1 import operator_pb2, planning_pb2, power_pb2, session_pb2
 
 
 @pytest.fixture
@@ -395,3 +407,247 @@ async def test_events_are_listed_with_their_date_and_picked_out(site: Coordinato
         assert [each["text"] for each in await asked(shell, "events", "--device", "nano")][0] == enrolled["text"]
         started = await asked(shell, "events", "--kind", "coordinator")
         assert [each["text"].split(",")[0] for each in started] == ["started", "started"]
+
+
+# --- Next plan --------------------------------------------------------------------------------------------------------
+# The preview of the next plan, from a client and from a shell: it shows the plan and changes nothing.
+
+RUN_AFTER = "4712"
+
+
+async def back(client: Client, *device_ids: str) -> list[Agent]:
+    """Reconnect devices that were ready before a restart; sessions last as long as the agents are referenced."""
+    agents = [client.agent() for _ in device_ids]
+    for agent, device_id in zip(agents, device_ids, strict=True):
+        await agent.hello(device_id)
+        await agent.lease()
+        await agent.send(state=READY)
+    return agents
+
+
+async def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
+        _agents = await client.two_ready()
+        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
+        assert (looked.run_id, looked.round, looked.epochs, looked.all_devices) == (RUN, 1, 1.0, False)
+        assert not (await client.rounds()).rounds
+        planned = await client.plan()
+        planned.plan_id = ""
+        assert looked.plan == planned
+        await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/1", wall_s=1.0))
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN_AFTER, strategy="FedAvg", rounds=1))
+    async with serving_client(config) as client:
+        _agents = await back(client, "orin", "nano")
+        for run_id, code in (("none", grpc.StatusCode.NOT_FOUND), (RUN, grpc.StatusCode.INVALID_ARGUMENT)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=run_id))
+            assert status(refused)[0] is code
+        assert status(refused)[1].startswith(f"run {RUN_NAME} has ended: ")
+        assert (await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())).run_id == RUN_AFTER
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN_AFTER))
+        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
+        assert (looked.run_id, looked.round, looked.all_devices) == ("", 1, True)
+
+
+async def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
+        _agents = await client.two_ready()
+        client.stop.set()  # while the sessions last
+        await client.running
+    async with serving_client(config) as client:
+        _orin = await back(client, "orin")
+        refusals = []
+        for asking in (client.plan(), client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await asking
+            refusals.append((status(refused)[0], status(refused)[1].partition(";")[0]))
+        assert refusals[0] == refusals[1]
+        assert "waiting for devices to reconnect: 1 still missing" in refusals[0][1]
+        _nano = await back(client, "nano")
+        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
+        planned = await client.plan()
+        assert looked.plan.assignments == planned.assignments and looked.plan.decisions == planned.decisions
+
+
+async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorSettings) -> None:
+
+    async with served_with_shell(site) as (client, shell):
+        with pytest.raises(InvalidInputError, match="this command only previews a round"):
+            await shell("plan")
+        with pytest.raises(RequestFailedError, match="no device is ready to train: none ever connected"):
+            await shell("plan", "--dry-run")
+        _agents = await client.two_ready()
+        await shell("drain", "orin")
+        shown = " ".join((await shell("plan", "--dry-run", "--epochs", "2")).stdout.split())
+        assert f"round 1 of run {RUN_NAME}, 2 epochs, if planned now: 1 of 2 devices selected" in shown
+        assert "drained by the operator" in shown and "roof 40.0" in shown
+        content = await asked(shell, "plan", "--dry-run", "--all-devices")
+        nano, orin = content["devices"]
+        assert (nano["selected"], nano["epoch_s"], orin["mode"]) == (True, 35.0, None)
+        assert content["supplies"][1] == {"supply": "rack", "budget_w": 60.0, "planned_w": 5.0}
+        assert not (await client.rounds()).rounds
+        with pytest.raises(InvalidInputError, match="--epochs must be above 0 and finite"):
+            await shell("plan", "--dry-run", "--epochs", "-1")
+        with pytest.raises(InvalidInputError, match="unknown run 'x': it never started"):
+            await shell("plan", "--dry-run", "--run", "x")
+        await shell("budget", "set", "site", "9")
+        with pytest.raises(RequestRefusedError, match="is not enough to train one device"):
+            await shell("plan", "--dry-run")
+
+
+async def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorSettings) -> None:
+
+    async with served_with_shell(config) as (client, shell):
+        agents = await client.two_ready()
+        others = [client.agent() for _ in range(14)]
+        for k, agent in enumerate(others):
+            await agent.hello(f"new-{k:02}")
+        _, _, said = (await shell("plan", "--dry-run")).stdout.partition("14 devices not considered\n")
+        assert said.split()[:4] == ["new-00,", "new-01,", "new-02,", "new-03,"]
+        assert "enrolled" in said.splitlines()[0] and "new-11 and 2 more" in " ".join(said.split())
+        content = await asked(shell, "plan", "--dry-run")
+        assert content["not_looked_at"] == [{"device_id": f"new-{k:02}", "reason": "enrolled"} for k in range(14)]
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        assert "round 1 of a new run, 1 epoch" in (await shell("plan", "--dry-run")).stdout
+        with pytest.raises(RequestRefusedError, match=f"run {RUN_NAME} has ended"):
+            await shell("plan", "--dry-run", "--run", RUN)
+        for agent in (*agents, *others):
+            await agent.goodbye()
+
+
+async def test_in_the_middle_of_a_round_the_one_after_it_is_previewed(site: CoordinatorSettings) -> None:
+    async with served_with_shell(site) as (client, shell):
+        agents = await client.two_ready()
+        plan = await client.plan(1)
+        before = await client.devices()
+        for agent in agents:
+            await agent.lease(GrantPhase.TRAINING, await agent.grant())
+            await agent.send(state=session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING, profiled_modes=50))
+        with pytest.raises(grpc.aio.AioRpcError, match="no device is ready to train"):
+            await client.plan(2)
+        content = await asked(shell, "plan", "--dry-run")
+        assert (content["round"], content["assumed_ended"]) == (2, [plan.plan_id])
+        assert {each["device_id"]: each["selected"] for each in content["devices"]} == {"orin": True, "nano": True}
+        shown = " ".join((await shell("plan", "--dry-run", columns=120)).stdout.split())
+        assert f"assuming that round 1 of run {RUN_NAME}, which is in flight, has ended" in shown
+        assert {each: view.state for each, view in before.items()} != {
+            each: view.state for each, view in (await client.devices()).items()
+        }, "they train, as before the preview"
+        new_run = await asked(shell, "plan", "--dry-run", "--workload", "unnamed")
+        assert (new_run["run_id"], new_run["round"], new_run["assumed_ended"]) == (None, 1, [plan.plan_id])
+
+
+async def test_a_newer_run_that_has_ended_does_not_hide_the_one_that_goes_on(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        _agents = await client.two_ready()
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN_AFTER, strategy="FedAvg", rounds=1))
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN_AFTER))
+        assert (await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())).run_id == RUN
+
+
+async def test_any_supply_can_be_assumed_to_have_other_watts(site: CoordinatorSettings) -> None:
+    async with served_with_shell(site) as (client, shell):
+        _agents = await client.two_ready()
+        usual = {each["supply"]: each for each in (await asked(shell, "plan", "--dry-run"))["supplies"]}
+        options = ("--budget", "rack=25", "--budget", "roof=13.5")
+        assumed = {each["supply"]: each for each in (await asked(shell, "plan", "--dry-run", *options))["supplies"]}
+        assert {name: each["budget_w"] for name, each in assumed.items()} == {"site": 100.0, "rack": 25.0, "roof": 13.5}
+        assert assumed["rack"]["planned_w"] <= 25 < usual["rack"]["planned_w"]
+        assert assumed["roof"]["planned_w"] <= 13.5 < usual["roof"]["planned_w"]
+        assert {each["supply"]: each["watts"] for each in await asked(shell, "budget", "show")} == {
+            each: usual[each]["budget_w"] for each in usual
+        }, "no budget has changed"
+        for option, said in (
+            ("attic=5", "unknown supply 'attic': use one of site, rack, roof"),
+            ("rack=0", "the assumed budget of rack must be finite and above 0 W, not 0"),
+            ("rack", "--budget is written as SUPPLY=WATTS, such as site=60, not 'rack'"),
+            ("rack=many", "--budget is written as SUPPLY=WATTS, such as site=60, not 'rack=many'"),
+        ):
+            with pytest.raises(InvalidInputError, match=said):
+                await shell("plan", "--dry-run", "--budget", option)
+
+
+# --- Narrow terminals -------------------------------------------------------------------------------------------------
+# Every table of the operator's commands with long names, in terminals of 80 and 60 columns.
+
+ORIN, NANO = "jetson-agx-orin-developer-kit-in-rack-12", "jetson-orin-nano-super-on-the-laboratory-desk"
+RUN_OF_20_DIGITS = "10442098795564059557"
+WORKLOAD = "wattfleet/quickstart-sklearn #d276a4d4"
+SUPPLY = "circuit-breaker-17-of-the-laboratory"
+SITE = f"""
+[supplies.site]
+budget = {{ watts = 100.0 }}
+[supplies.{SUPPLY}]
+parent = "site"
+budget = {{ watts = 90.0 }}
+devices = ["jetson*"]
+[devices.{NANO}]
+tags = ["desk-of-the-laboratory"]
+"""
+
+
+async def a_trained_round(client: Client) -> None:
+    """A round of two devices with long names, of which one reports what it drew."""
+    for device_id, front, idle_w in ((ORIN, ORIN_FRONT, 5.0), (NANO, NANO_FRONT, 3.0)):
+        await client.agent().become_ready(device_id, front, idle_w)
+    bindings = [
+        planning_pb2.NodeBinding(node_id=node, device_id=name) for node, name in ((ORIN_NODE, ORIN), (NANO_NODE, NANO))
+    ]
+    await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+    start = planning_pb2.StartRunRequest(
+        run_id=RUN_OF_20_DIGITS, strategy="FedAvg", rounds=3, workload=power_pb2.Workload(name=WORKLOAD)
+    )
+    await client.planning.StartRun(start)
+    plan = await client.planning.PlanRound(
+        planning_pb2.PlanRoundRequest(run_id=RUN_OF_20_DIGITS, round=1, node_ids=NODES, epochs=1.0)
+    )
+    orin = client.agents[0]
+    await orin.obey(GrantPhase.OVER)
+    await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25))
+    results = [planning_pb2.DeviceResult(device_id=name, num_examples=96, share=1.0) for name in (ORIN, NANO)]
+    finish = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=41.5, results=results)
+    await client.planning.FinishRound(finish)
+    await client.end_trainings()
+    metrics = {f"clientapp_evaluation_{name}": 0.5 for name in ("accuracy", "loss", "f1", "recall", "precision")}
+    await client.planning.ReportMetrics(
+        planning_pb2.ReportMetricsRequest(run_id=RUN_OF_20_DIGITS, round=1, metrics=metrics)
+    )
+
+
+TABLES = {
+    ("devices",): [ORIN, NANO, "parked"],
+    ("device", ORIN): [ORIN, "of 7 modes"],
+    ("runs",): ["run-", WORKLOAD],
+    ("rounds",): [RUN_OF_20_DIGITS, WORKLOAD, "100.0"],
+    ("round", RUN_OF_20_DIGITS, "1"): [ORIN, NANO, "20.5 s"],
+    ("plan", "--dry-run"): [ORIN, NANO],
+    ("nodes",): [ORIN, NANO, "not checked"],
+    ("workloads",): [WORKLOAD],
+    ("budget", "show"): ["site", SUPPLY, "90.0"],
+    ("reference", "list"): ["in force"],
+}
+"""A command, and words that its table has to show in any terminal."""
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("columns", [60, 80])
+async def test_every_table_with_long_names_fits_and_names_what_it_leaves_out(
+    config: CoordinatorSettings, tmp_path: Path, columns: int, part: int
+) -> None:
+    (tmp_path / "site.toml").write_text(SITE)
+    site = {"budget_w": None, "file": tmp_path / "site.toml"}
+    async with served_with_shell(config.with_values(site=site)) as (client, shell):
+        await a_trained_round(client)
+        for words, names in list(TABLES.items())[part::2]:
+            printed = (await shell(*words, columns=columns)).stdout  # which checks the width, and that nothing is cut
+            # A name may go over several lines, between which other columns are printed.
+            letters = "".join(printed.split())
+            for name in names:
+                rest = iter(letters)
+                assert all(letter in rest for letter in name.replace(" ", "")), f"{words}: {name} in\n{printed}"
+            # A text keeps enough room to be read: the reported table had four letters in a line.
+            alone = [line for line in printed.splitlines() if line.startswith(" " * 40) and len(line.split()) == 1]
+            assert len(alone) < 6, printed

@@ -1,4 +1,4 @@
-"""Requests that no fleet needs: refused in one line before they cost time, memory or log space."""
+"""Limits on requests, messages, peers, devices and lists: what no fleet needs is refused at a low cost."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 
-from coordinator.settings import CoordinatorSettings
-from tests.fakes.served import Client, serving_client, status
+from coordinator.cli.client import CoordinatorClient
+from coordinator.settings import CoordinatorSettings, SessionSettings
+from coordinator.state.names import MAX_METRICS, MAX_TAGS
+from coordinator.state.records import DeviceOverrides, RunRecord
+from coordinator.store.store import Store
+from tests.fakes.served import Agent, Client, serving_client, status
 from tests.fakes.small_fleet import NODES, RUN
-from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
+from tests.fakes.stored_records import BLANK
+from wattfleet_flower.server.errors import RefusedError
+from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_identity.channels import Endpoint
+from wattfleet_io.clock import SystemClock
+from wattfleet_proto.limits import MAX_MESSAGE_BYTES
+from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, session_pb2_grpc, view_pb2
+
+# --- Request limits ---------------------------------------------------------------------------------------------------
+# Requests that no fleet needs: refused in one line before they cost time, memory or log space.
+
 
 MIB = 2**20
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -219,3 +234,282 @@ async def test_a_malformed_message_is_refused_in_one_line(
             await client.channel.stream_unary(f"/{path}", None, None)(iter([request_]))
     assert status(error)[0] is INVALID and "not a valid" in status(error)[1]
     assert "Traceback" not in caplog.text and "raised by servicer" not in caplog.text
+
+
+# --- Message sizes ----------------------------------------------------------------------------------------------------
+# Message size limits: enough for a fleet of ten thousand, and lower where thousands of messages arrive at once.
+
+DEVICES = 10_000
+
+
+async def test_a_fleet_of_ten_thousand_is_bound_and_its_round_finished(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
+        bindings = [planning_pb2.NodeBinding(node_id=k, device_id=f"{k:0200}") for k in range(DEVICES)]
+        await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+        await client.two_ready()
+        plan = await client.plan()
+        results = [planning_pb2.DeviceResult(device_id="orin", failure="x" * 500)] * DEVICES
+        request = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=1.0, results=results)
+        assert request.ByteSize() > 5_000_000
+        await client.planning.FinishRound(request)
+
+
+async def test_what_no_fleet_needs_is_refused(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="x" * 9_000_000))
+        assert status(refused)[0] is EXHAUSTED
+        parts = [operator_pb2.PublishReferenceRequest(manifest=b"{}", weights_chunk=bytes(2_000_000))]
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 1,048,576") as refused:
+            await client.operator.PublishReference(iter(parts))
+        assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+# --- Peer quotas ------------------------------------------------------------------------------------------------------
+# A peer that requests too much is refused or slowed down, and the others are not affected.
+
+
+async def test_one_connection_has_a_hundred_sessions_and_another_connection_is_free(
+    config: CoordinatorSettings,
+) -> None:
+    async with serving_client(config) as client:
+        agents = [client.agent() for _ in range(100)]
+        for k, agent in enumerate(agents):
+            await agent.hello(f"device-{k}")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await client.agent().hello("one-more")
+        assert status(error)[0] is EXHAUSTED and "calls_per_connection" in status(error)[1]
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(client.bound.address, options) as other:
+            await Agent(session_pb2_grpc.SessionServiceStub(other)).hello("elsewhere")
+        agents[0].call.cancel()
+        await asyncio.sleep(0.1)
+        await client.agent().hello("device-0")
+
+
+async def test_a_host_has_as_many_calls_as_its_setting_says(config: CoordinatorSettings) -> None:
+    async with serving_client(config.with_values(peers={"calls_per_host": 2})) as client:
+        for k in range(2):
+            await client.agent().hello(f"device-{k}")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await client.agent().hello("one-more")
+        assert status(error)[0] is EXHAUSTED and "calls_per_host" in status(error)[1]
+
+
+async def test_a_host_that_sends_many_requests_is_refused_while_sessions_go_on(config: CoordinatorSettings) -> None:
+    async with serving_client(config.with_values(peers={"requests_per_s": 5.0})) as client:
+        agent = client.agent()
+        await agent.hello("orin")
+        calls = [client.view.GetFleet(view_pb2.GetFleetRequest()) for _ in range(500)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [each for each in answers if isinstance(each, grpc.aio.AioRpcError)]
+        assert 0 < len(refused) < 500
+        assert {each.code() for each in refused} == {EXHAUSTED}
+        assert "requests_per_s" in str(refused[0].details())
+        await agent.send(lease=session_pb2.Lease())
+        await asyncio.sleep(0.5)
+        await client.view.GetFleet(view_pb2.GetFleetRequest())
+
+
+async def test_a_session_that_sends_many_messages_is_slowed_down(config: CoordinatorSettings) -> None:
+    loop = asyncio.get_running_loop()
+    async with serving_client(config.with_values(peers={"messages_per_s": 100.0, "messages_at_once": 50})) as client:
+        agent, other = client.agent(), client.agent()
+        await agent.hello("orin")
+        await other.hello("nano")
+        begun_s = loop.time()
+        for _ in range(150):
+            await agent.send(lease=session_pb2.Lease())
+        assert loop.time() - begun_s > 0.9, "100 messages beyond the first 50 take a second"
+        await other.send(lease=session_pb2.Lease())
+
+
+# --- Enrolments -------------------------------------------------------------------------------------------------------
+# The number of devices enrolled over one connection is limited: each adds metric lines and lengthens all leases.
+
+
+async def enrol(client: Client, channel: grpc.aio.Channel, device_id: str) -> None:
+    """Open a session for one device over the caller's connection, and close it immediately."""
+    agent = Client(client.bound, channel, client.stop, client.running).agent()
+    await agent.hello(device_id)
+    await agent.goodbye()
+
+
+async def test_a_connection_enrols_a_limited_number_of_devices(config: CoordinatorSettings) -> None:
+    config = config.with_values(sessions={"max_new_devices_per_connection": 20})
+
+    async with serving_client(config) as client:
+        for k in range(20):
+            await enrol(client, client.channel, f"device-{k}")
+        for k in range(20, 25):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await enrol(client, client.channel, f"device-{k}")
+            assert status(refused) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"device-{k}: this connection has reached its limit of 20 new devices: give each agent its own"
+                " connection, or raise the coordinator's setting sessions.max_new_devices_per_connection",
+            )
+        await enrol(client, client.channel, "device-3")  # known devices reconnect
+        async with grpc.aio.insecure_channel(
+            client.bound.address, options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as other:
+            await enrol(client, other, "device-20")
+        assert len(await client.devices()) == 21
+
+
+async def test_a_host_enrols_a_limited_number_of_devices_over_any_connections(config: CoordinatorSettings) -> None:
+    config = config.with_values(sessions={"max_new_devices_per_host": 3})
+
+    async def enrol_anew(client: Client, device_id: str) -> None:
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(client.bound.address, options=own) as channel:
+            await enrol(client, channel, device_id)
+
+    async with serving_client(config) as client:
+        for k in range(3):
+            await enrol_anew(client, f"device-{k}")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await enrol_anew(client, "device-3")
+        assert status(refused) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "device-3: this host has reached its limit of 3 new devices: if its devices are yours, raise the"
+            " coordinator's setting sessions.max_new_devices_per_host",
+        )
+        await enrol_anew(client, "device-2")  # known devices reconnect
+
+
+async def test_by_default_one_connection_leaves_the_leases_as_they_are(config: CoordinatorSettings) -> None:
+    settings = SessionSettings()
+    assert settings.max_new_devices_per_connection / settings.renewals_per_s < settings.lease_s
+
+
+async def test_a_refused_device_does_not_count(config: CoordinatorSettings) -> None:
+    config = config.with_values(sessions={"max_new_devices_per_connection": 1})
+
+    async with serving_client(config) as client:
+        with pytest.raises(grpc.aio.AioRpcError, match="printable"):
+            await enrol(client, client.channel, "a\0b")
+        await enrol(client, client.channel, "orin")
+
+
+# --- Bounded lists ----------------------------------------------------------------------------------------------------
+# Lists that one app or operator can fill: limits on their size, and long lists returned in parts.
+
+# Eight of these fill the largest reply; one exceeds what this test's client accepts.
+_LARGE = {f"{k:0190}": 1.0 for k in range(40_000)}
+_MANY = {f"{k:0190}": 1.0 for k in range(5_000)}
+
+
+async def test_metrics_of_8_mb_are_refused_and_runs_can_be_listed(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
+        for k in range(12):
+            started = planning_pb2.StartRunRequest(run_id=f"run-{k}", strategy="FedAvg", rounds=1)
+            await client.planning.StartRun(started)
+            request = planning_pb2.ReportMetricsRequest(run_id=f"run-{k}", metrics=_LARGE)
+            assert MAX_MESSAGE_BYTES > request.ByteSize() > 0.9 * MAX_MESSAGE_BYTES
+            with pytest.raises(grpc.aio.AioRpcError, match="is too large: at most 1,048,576 bytes") as refused:
+                await client.planning.ReportMetrics(request)
+            assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.planning.ReportMetrics(planning_pb2.ReportMetricsRequest(run_id=f"run-{k}", metrics=_MANY))
+            assert status(refused) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"run run-{k}, round 0: a round has at most {MAX_METRICS} metrics, not 5,000: report fewer",
+            )
+        assert [run.run_id for run in await client.runs()] == [f"run-{k}" for k in range(12)]
+
+
+async def test_flowers_server_does_not_keep_a_report_that_is_too_large(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="run", strategy="FedAvg", rounds=1))
+        flower = PlanningClient(Endpoint.of(client.bound.address, None), SystemClock())
+        request = planning_pb2.ReportMetricsRequest(run_id="run", metrics=_LARGE)
+        with pytest.raises(RefusedError, match="is too large"):
+            await asyncio.to_thread(flower.report, "ReportMetrics", lambda: request)
+        assert flower.pending_reports == 0
+
+
+async def test_metrics_of_a_round_are_counted_over_all_its_reports(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
+        await client.two_ready()
+        await client.plan()
+        names = [f"metric-{k}" for k in range(MAX_METRICS)]
+        for _ in range(2):  # a repeated report adds nothing
+            request = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics=dict.fromkeys(names, 0.5))
+            await client.planning.ReportMetrics(request)
+        with pytest.raises(grpc.aio.AioRpcError, match=f"at most {MAX_METRICS} metrics, not {MAX_METRICS + 1}"):
+            more = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"one more": 0.5})
+            await client.planning.ReportMetrics(more)
+        [shown] = (await client.rounds()).rounds
+        assert sorted(shown.metrics) == sorted(names)
+
+
+async def test_400_000_tags_on_a_device_are_refused_and_none_is_added(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
+        await client.two_ready()
+        request = operator_pb2.TagDevicesRequest(device_ids=["orin", "nano"], add=[f"t{k}" for k in range(400_000)])
+        with pytest.raises(grpc.aio.AioRpcError, match="a list in a message is too long") as refused:
+            await client.operator.TagDevices(request)
+        assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT
+        del request.add[10_000:]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.operator.TagDevices(request)
+        assert status(refused) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"at most {MAX_TAGS} tags can be added by command, not 10,000",
+        )
+        for word in ("a", "b"):
+            request = operator_pb2.TagDevicesRequest(device_ids=["orin"], add=[f"{word}{k}" for k in range(MAX_TAGS)])
+            if word == "a":
+                await client.operator.TagDevices(request)
+                continue
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.operator.TagDevices(request)
+        assert status(refused)[1] == (
+            f"orin: a device has at most {MAX_TAGS} tags set by command, not {2 * MAX_TAGS}: remove some first"
+        )
+        tags = {device_id: len(device.operator_tags) for device_id, device in (await client.devices()).items()}
+        assert tags == {"nano": 0, "orin": MAX_TAGS}
+
+
+async def test_a_store_of_before_with_too_much_in_it_is_still_listed(config: CoordinatorSettings) -> None:
+
+    store = Store(Path(config.store.location))
+    store.save(RunRecord(RUN, "FedAvg", 1, _LARGE, finished=True))
+    store.save(BLANK, DeviceOverrides(BLANK.device_id, frozenset(_LARGE)))
+    store.close()
+    async with serving_client(config) as client:
+        [run] = await client.runs()
+        assert (run.run_id, len(run.initial_metrics)) == (RUN, MAX_METRICS)
+        device = (await client.devices())[BLANK.device_id]
+        assert list(device.operator_tags) == [f"{k:0190}" for k in range(MAX_TAGS)]
+        removed = operator_pb2.TagDevicesRequest(device_ids=[BLANK.device_id], remove=list(device.operator_tags))
+        await client.operator.TagDevices(removed)
+        after = (await client.devices())[BLANK.device_id]
+        assert list(after.operator_tags) == [f"{k:0190}" for k in range(MAX_TAGS, 2 * MAX_TAGS)]
+
+
+async def test_runs_come_in_parts_and_the_commands_read_all(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.services.views._RUNS_IN_A_MESSAGE", 2)
+
+    async with serving_client(config) as client:
+        for k in range(5):
+            started = planning_pb2.StartRunRequest(run_id=f"run-{k}", strategy="FedAvg", rounds=1)
+            await client.planning.StartRun(started)
+        answers = [answer async for answer in client.view.ListRuns(view_pb2.ListRunsRequest(with_times=True))]
+        assert [len(answer.runs) for answer in answers] == [2, 2, 1]
+        assert all(run.HasField("started_unix_s") for answer in answers for run in answer.runs)
+
+        def command() -> list[str]:
+            with CoordinatorClient(Endpoint(client.bound.address)) as connection:
+                return [run.run_id for run in connection.runs()]
+
+        assert await asyncio.to_thread(command) == [f"run-{k}" for k in range(5)]

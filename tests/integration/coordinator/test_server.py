@@ -1,40 +1,62 @@
-"""The coordinator process over real gRPC on loopback: sessions, references, plans, start and stop."""
+"""The coordinator process over real gRPC on loopback: sessions, references, plans, connections, start and stop."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import socket
+import subprocess
+import time
 import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coordinator import server
+from coordinator import listeners, server
 from coordinator.budgets.site_file import SiteFile
 from coordinator.server import BoundAddresses, serve
 from coordinator.settings import CoordinatorSettings
 from coordinator.store.store import Store
-from tests.fakes.fronts import front
-from tests.fakes.served import READY, fetch, serving_client, status
+from tests.fakes.connections import faulty_link
+from tests.fakes.fleets import front
+from tests.fakes.polling import eventually, until
+from tests.fakes.real_processes import CoordinatorProcess
+from tests.fakes.served import READY, Agent, CertifiedFleet, calling, certified, fetch, serving, serving_client, status
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
 from wattfleet.budgets import InForce
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.prediction import Artefact
+from wattfleet_identity import channels
+from wattfleet_identity.peers import Role
+from wattfleet_io.addresses import split_address
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.v1 import (
+    identity_pb2,
+    identity_pb2_grpc,
     operator_pb2,
     planning_pb2,
+    planning_pb2_grpc,
     session_pb2,
+    session_pb2_grpc,
     view_pb2,
 )
 from wattfleet_simulation.run import RunSeen
+
+# --- Server -----------------------------------------------------------------------------------------------------------
+# The coordinator process over real gRPC on loopback: sessions, references, plans, start and stop.
+
 
 # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -367,3 +389,242 @@ async def test_tools_learn_from_it_what_it_serves(config: CoordinatorSettings) -
         names = {service.name for service in answers[0].list_services_response.service}
         assert {f"wattfleet.v1.{name}Service" for name in ("Session", "Planning", "View", "Operator")} < names
         assert "grpc.health.v1.Health" in names
+
+
+# --- Idle connections -------------------------------------------------------------------------------------------------
+# Connections to the gRPC port without a request are closed, so that they do not exhaust the file descriptors.
+
+# HTTP/2's preface, and empty settings.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+
+
+async def until_closed(address: str, greeting: bytes) -> None:
+    """Connect, send some bytes, and read until the other side closes."""
+    reader, writer = await asyncio.open_connection(*split_address(address))
+    writer.write(greeting)
+    try:
+        async with asyncio.timeout(60):
+            while await reader.read(65_536):
+                pass
+    except ConnectionResetError:
+        pass
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("greeting", [GREETING, b""], ids=["without a request", "without a word"])
+async def test_an_idle_connection_is_closed_and_a_session_lasts(config: CoordinatorSettings, greeting: bytes) -> None:
+    async with serving_client(config.with_values(server={"idle_connection_s": 1.0})) as client:
+        agent = client.agent()
+        await agent.hello("orin")
+        await until_closed(client.bound.address, greeting)
+        assert "orin" in await client.devices()
+        await agent.goodbye()
+
+
+# --- Forgotten connections --------------------------------------------------------------------------------------------
+# Connections that a firewall has forgotten: both sides notice, and clients open new ones.
+
+_TEN_TIMES_SOONER = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+
+
+def sooner(options: Any) -> list[tuple[str, Any]]:
+    """The same options with pings ten times as often."""
+    return [(name, value // 10 if name in _TEN_TIMES_SOONER else value) for name, value in options]
+
+
+def failures_before_an_answer(call: Callable[[Any], object], stub: Any) -> int:
+    """The number of failed calls before one succeeds; a busy machine may lose more than the call in progress."""
+    for failed in range(4):
+        with suppress(grpc.RpcError):
+            call(stub)
+            return failed
+    pytest.fail("the client goes on with a connection that a firewall has forgotten")
+
+
+async def test_a_client_uses_a_new_connection(config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "_CLIENT_OPTIONS", sooner(channels._CLIENT_OPTIONS))  # noqa: SLF001
+
+    def resolve(planning: Any) -> object:
+        return planning.ResolveNodes(planning_pb2.ResolveNodesRequest(), timeout=10.0, wait_for_ready=True)
+
+    async with serving(config) as client, faulty_link(client.bound.address) as link:
+        with channels.open_channel(link.address, None) as channel:
+            planning = planning_pb2_grpc.PlanningServiceStub(channel)
+            await asyncio.to_thread(resolve, planning)
+            link.forget()
+            failed = await asyncio.to_thread(failures_before_an_answer, resolve, planning)
+            assert failed > 0, "nothing was in progress on the forgotten connection"
+
+
+async def test_the_coordinator_closes_them(config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        listeners,
+        "OPTIONS",
+        [(name, value // 60 if name in _TEN_TIMES_SOONER else value) for name, value in listeners.OPTIONS],
+    )
+    config = config.with_values(sessions={"lease_s": 1.0, "check_s": 0.1})
+    async with serving(config) as client, faulty_link(client.bound.address) as link:
+        _, _, port = client.bound.address.rpartition(":")
+
+        def connections() -> int:
+            return sum(
+                each.laddr.port == int(port) and each.status == psutil.CONN_ESTABLISHED
+                for each in psutil.Process().net_connections("tcp")
+                if each.laddr
+            )
+
+        await client.states()
+        before = connections()
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with channels.open_async_channel(link.address, None, options) as channel:
+            agent = Agent(session_pb2_grpc.SessionServiceStub(channel))
+            await agent.hello("orin")
+            assert connections() == before + 1
+            link.forget()
+            await eventually(lambda: connections() == before)
+
+
+# --- No forks ---------------------------------------------------------------------------------------------------------
+# A coordinator with TLS starts child processes without fork, which could copy locks that gRPC's threads hold.
+
+
+async def test_no_request_makes_a_coordinator_fork(
+    config: CoordinatorSettings, tmp_path: Path, another: Artefact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forks: list[str] = []
+    children: list[dict[str, Any]] = []
+    start = subprocess.Popen.__init__
+
+    def starting(self: Any, *arguments: Any, **options: Any) -> None:
+        children.append(options)
+        start(self, *arguments, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", starting)
+    for name in ("fork", "forkpty"):
+        monkeypatch.setattr(os, name, lambda name=name: forks.append(name) or 1)
+    fleet = CertifiedFleet.create(tmp_path / "authority")
+    anna = fleet.identity(Role.OPERATOR, "anna")
+    async with serving(certified(config, fleet.authority.folder)) as served, calling(served, anna) as client:
+        parts = [
+            operator_pb2.PublishReferenceRequest(manifest=another.manifest),
+            operator_pb2.PublishReferenceRequest(weights_chunk=another.weights),
+        ]
+        await client.operator.PublishReference(iter(parts))
+        service = identity_pb2_grpc.IdentityServiceStub(client.channel)
+        await service.BeginRotation(identity_pb2.BeginRotationRequest())
+    assert forks == []
+    assert children, "a published reference is checked in a child"
+    # Without these, Python starts a child by vfork and exec, and runs no code in between.
+    assert not any(options.get(name) for options in children for name in ("preexec_fn", "user", "group"))
+
+
+# --- Stop limit -------------------------------------------------------------------------------------------------------
+# A signal ends the coordinator within its time limit, whichever part hangs.
+
+_LIMIT_S = 1
+
+# The real command, with a part that hangs for an hour.
+_HANGING = """
+import asyncio, socket, sys, threading, time
+
+def hang(*_, **__):
+    print("it hangs", flush=True)
+    time.sleep(3600)
+
+if hangs == "names":
+    look_up = socket.getaddrinfo
+    def sometimes(host, *rest, **more):
+        return (hang if host.endswith(".example") else look_up)(host, *rest, **more)
+    socket.getaddrinfo = sometimes
+elif hangs == "a thread":
+    import coordinator.server as services
+    healthy = services.HealthServicer
+    def with_thread():
+        asyncio.get_running_loop().run_in_executor(None, hang)
+        return healthy()
+    services.HealthServicer = with_thread
+elif hangs == "the store":
+    import coordinator.store.store as store
+    store.Store.require_owner = hang
+elif hangs == "a task":
+    import coordinator.services.orders as trimmer
+    async def watch(self):
+        print("it hangs", flush=True)
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                pass
+    trimmer.Trimmer.watch = watch
+elif hangs == "the log":
+    import coordinator.services.orders as trimmer
+    async def watch(self):
+        while True:
+            await asyncio.sleep(0)
+            print("x" * 1_000, file=sys.stderr, flush=True)
+    trimmer.Trimmer.watch = watch
+from wattfleet_io.cli import main
+main()
+"""
+
+
+def hanging(tmp_path: Path, hangs: str, stderr: int | None = None) -> CoordinatorProcess:
+    """A coordinator with a part that hangs."""
+    (tmp_path / "site.toml").write_text(
+        '[supplies.site]\nbudget = { query = "watts", url = "http://prometheus.example:9090", fallback_w = 60 }\n'
+    )
+    (tmp_path / "settings.toml").write_text(
+        f"[server]\nstop_grace_s = 0.1\nstop_limit_s = {_LIMIT_S}\n"
+        "[site]\nquery_timeout_s = 0.2\n[store]\nowner_check_s = 0.01\n"
+    )
+    options = ("--config", str(tmp_path / "settings.toml"), "--site-file", str(tmp_path / "site.toml"))
+    code = f"hangs = {hangs!r}\n{_HANGING}"
+    return CoordinatorProcess(tmp_path, tmp_path / "coordinator.db", *options, code=code, stderr=stderr)
+
+
+@pytest.mark.parametrize("hangs", ["names", "a thread", "the store", "a task"])
+def test_sigterm_ends_a_coordinator_of_which_something_hangs(tmp_path: Path, hangs: str) -> None:
+    coordinator = hanging(tmp_path, hangs)
+    coordinator.begin()
+    try:
+        until(lambda: coordinator.serves and "it hangs" in coordinator.log.read_text())
+    finally:
+        status = coordinator.stop()
+    said = coordinator.log.read_text()
+    assert "Traceback" not in said
+    if hangs == "names":
+        assert status == 0, said
+    else:
+        assert status == 1, said
+        assert f"did not stop within {_LIMIT_S} s and is terminated now" in said
+
+
+def test_sigterm_ends_a_coordinator_whose_log_nobody_reads(tmp_path: Path) -> None:
+    coordinator = hanging(tmp_path, "the log", subprocess.PIPE)
+    coordinator.begin()
+    try:
+        until(lambda: coordinator.serves)
+        time.sleep(0.5)  # the pipe fills within milliseconds
+        assert coordinator.serves
+    finally:
+        status = coordinator.stop()
+    assert status == 1
+
+
+async def test_a_closed_terminal_ends_it_and_a_signal_that_was_ignored_does_not(tmp_path: Path) -> None:
+    in_the_background = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+    coordinator = CoordinatorProcess(
+        tmp_path, tmp_path / "coordinator.db", "--site-budget-w", "60", wrapper=in_the_background
+    )
+    await coordinator.start()
+    try:
+        coordinator.send(signal.SIGINT)
+        async with grpc.aio.insecure_channel(coordinator.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for _ in range(2):  # the first may be answered before the signal arrives
+                await health.Check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert coordinator.serves
+    finally:
+        status = coordinator.stop(signal.SIGHUP)
+    assert status == 0, coordinator.log.read_text()

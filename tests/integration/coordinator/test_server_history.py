@@ -1,8 +1,11 @@
-"""A coordinator whose rounds are only in its store; retention while it serves."""
+"""History while a coordinator serves: rounds that are only in its store, retention, and clock jumps."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -10,21 +13,22 @@ from typing import Any
 
 import grpc
 import pytest
+from sqlalchemy import URL
 
+from coordinator.clocks import BootClock
 from coordinator.errors import StoreFullError
 from coordinator.repository.repository import FleetRepository, delete_old_runs_daily
 from coordinator.repository.writer import Writer
-from coordinator.settings import CoordinatorSettings
+from coordinator.settings import CoordinatorSettings, StoreSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import RunRecord
+from coordinator.state.records import RunRecord, SupplyOverride
 from coordinator.state.rounds import ledger as round_cache
 from coordinator.store.store import Store
-from tests.fakes.obedient_devices import end_training, train
 from tests.fakes.polling import eventually
-from tests.fakes.records_to_store import finished_round, planned_round, rounds_of
-from tests.fakes.running_coordinator import Running, runs_of, start_run
-from tests.fakes.served import Client, serving_client
-from tests.fakes.small_fleet import NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
+from tests.fakes.served import Client, Running, runs_of, serving_client, start_run
+from tests.fakes.small_fleet import NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN, end_training, small_fleet, train
+from tests.fakes.stored_records import finished_round, old_runs_deleted, planned_round, rounds_of
+from wattfleet.budgets import Override
 from wattfleet.planning.policies import AllDevices
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import (
@@ -35,6 +39,10 @@ from wattfleet_proto.v1 import (
     view_pb2,
     view_pb2_grpc,
 )
+
+# --- Server history ---------------------------------------------------------------------------------------------------
+# A coordinator whose rounds are only in its store; retention while it serves.
+
 
 _WITHIN_S = 30.0
 
@@ -326,3 +334,155 @@ async def test_what_cannot_be_forgotten_today_is_tomorrow(tmp_path: Path, caplog
     assert full.asked == 4
     assert set(fleet.flower.runs) == {"old 2"}, "a run deleted from the store is removed from memory, too"
     assert "deleting old runs stopped until tomorrow: the disk is full" in caplog.text
+
+
+# --- Clock jumps ------------------------------------------------------------------------------------------------------
+# Clock jumps: no history is deleted early, and no override ends early, in one process and across restarts.
+
+KEEP = timedelta(days=30)
+START = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
+
+
+class Machine:
+    """A machine with a clock that may jump, and a store that one coordinator after another opens and closes."""
+
+    def __init__(self, location: Path | URL, opened: ExitStack) -> None:
+        self.now = START
+        self.since_boot_s = 1_000.0
+        self.boots = 1
+        self._location = location
+        self._opened = opened
+
+    def pass_time(self, **duration: float) -> None:
+        self.now += timedelta(**duration)
+        self.since_boot_s += timedelta(**duration).total_seconds()
+
+    def jump(self, **by: float) -> None:
+        self.now += timedelta(**by)
+
+    def reboot(self) -> None:
+        self.boots += 1
+        self.since_boot_s = 20.0
+
+    def start(self) -> Store:
+        store = Store(
+            self._location,
+            lambda: self.now,
+            StoreSettings(max_absence_days=7),
+            BootClock(f"boot {self.boots}", lambda: self.since_boot_s),
+        )
+        self._opened.callback(store.close)
+        return store
+
+
+@pytest.fixture
+def machine(location: Path | URL) -> Iterator[Machine]:
+    with ExitStack() as opened:
+        yield Machine(location, opened)
+
+
+def with_history(machine: Machine) -> Store:
+    store = machine.start()
+    store.save(RunRecord("old", "FedAvg", 1, finished=True), finished_round(1, "old"))
+    machine.pass_time(days=1)
+    store.save(SupplyOverride("site", Override(50, machine.now + timedelta(hours=2))))
+    return store
+
+
+def runs(store: Store) -> list[str]:
+    return [record.run_id for record in store.load().runs]
+
+
+def remaining_s(store: Store, machine: Machine) -> float:
+    until = store.load().budget_overrides["site"].until
+    assert until is not None
+    return (until - machine.now).total_seconds()
+
+
+def test_no_history_is_deleted_after_a_jump_in_a_running_coordinator(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "coordinator.store")
+    store = with_history(machine)
+    machine.jump(days=365)
+    assert old_runs_deleted(store, KEEP) == []
+    store.close()
+    after = machine.start()
+    assert old_runs_deleted(after, KEEP) == []
+    assert runs(after) == ["old"]
+    assert "the clock was put forward by 365 days" in caplog.text
+
+
+@pytest.mark.parametrize("reboots", [False, True])
+def test_no_history_is_deleted_after_a_jump_while_no_coordinator_ran(machine: Machine, reboots: bool) -> None:
+    with_history(machine).close()
+    machine.jump(days=365)
+    if reboots:
+        machine.reboot()
+    store = machine.start()
+    assert old_runs_deleted(store, KEEP) == []
+    assert runs(store) == ["old"]
+
+
+def test_history_is_deleted_again_when_it_has_been_kept_long_enough_since_the_jump(machine: Machine) -> None:
+    store = with_history(machine)
+    machine.jump(days=365)
+    store.load()
+    machine.pass_time(days=29)
+    assert old_runs_deleted(store, KEEP) == []
+    store.close()
+    machine.pass_time(days=2)
+    assert old_runs_deleted(machine.start(), KEEP) == ["old"]
+
+
+@pytest.mark.parametrize("reboots", [False, True])
+def test_history_is_deleted_after_an_absence_without_a_jump(machine: Machine, reboots: bool) -> None:
+    store = with_history(machine)
+    machine.pass_time(days=26)
+    store.require_owner()
+    store.close()
+    machine.pass_time(days=6)
+    if reboots:
+        machine.reboot()
+    assert old_runs_deleted(machine.start(), KEEP) == ["old"]
+
+
+@pytest.mark.parametrize("hours", [-26, 1, 24, 24 * 365])
+def test_an_override_keeps_its_time_across_a_restart_and_a_jump(machine: Machine, hours: float) -> None:
+    with_history(machine).close()
+    machine.pass_time(minutes=30)
+    machine.jump(hours=hours)
+    store = machine.start()
+    assert remaining_s(store, machine) == 90 * 60
+    assert not store.load().is_clock_doubtful
+    store.close()
+    assert remaining_s(machine.start(), machine) == 90 * 60
+
+
+def test_an_override_keeps_its_time_if_the_clock_jumps_while_a_coordinator_runs(machine: Machine) -> None:
+    store = with_history(machine)
+    machine.pass_time(minutes=30)
+    machine.jump(days=1)
+    store.require_owner()
+    machine.pass_time(minutes=30)
+    store.close()
+    assert remaining_s(machine.start(), machine) == 60 * 60
+
+
+def test_an_override_is_doubtful_after_a_reboot_with_an_implausible_clock(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_history(machine).close()
+    machine.jump(days=8)
+    machine.reboot()
+    store = machine.start()
+    assert store.load().is_clock_doubtful
+    assert remaining_s(store, machine) == 2 * 3600
+    assert "raise store.max_absence_days" in caplog.text
+
+
+def test_an_override_ends_in_a_plausible_absence(machine: Machine) -> None:
+    with_history(machine).close()
+    machine.pass_time(hours=3)
+    machine.reboot()
+    assert remaining_s(machine.start(), machine) == -3600

@@ -1,20 +1,25 @@
-"""The contract of every store, in SQLite and in PostgreSQL: saved records are unchanged after a restart."""
+"""The contract of every store, in SQLite and in PostgreSQL: what was saved is unchanged after a restart."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import tempfile
 from collections.abc import Callable
-from datetime import timedelta
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import URL, create_engine, text
 
 from coordinator.errors import UnstorableRecordError
+from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
@@ -24,27 +29,39 @@ from coordinator.state.records import (
     PinnedReferences,
     PublishedReference,
     RoundObservation,
+    RoundRecord,
     RunRecord,
     SupplyOverride,
 )
 from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
-from tests.fakes.fronts import front, of_batches
-from tests.fakes.records_to_store import (
+from coordinator.store.tables import OF_DEVICES, OF_RUNS, Times, of_rounds
+from tests.fakes.fleets import front, of_batches
+from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN
+from tests.fakes.stored_records import (
     BLANK,
     assert_devices,
     comparable,
+    comparable_devices,
     finished_round,
+    for_all,
+    known_fronts,
+    of_workloads,
+    old_runs_deleted,
     planned_round,
     rounds_of,
 )
-from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN
-from tests.fakes.store_clock import StoreClock
-from tests.fakes.workload_fronts import for_all, known_fronts, of_workloads
+from tests.fixtures.coordinator import StoreClock
 from wattfleet.budgets import Override
 from wattfleet.modes import BatchOptions, Workload, WorkloadFacts
+from wattfleet_identity.invites import token_hash
+from wattfleet_identity.peers import Peer, Role
 from wattfleet_proto.device_state import DeviceState
+
+# --- Store ------------------------------------------------------------------------------------------------------------
+# The contract of every store, in SQLite and in PostgreSQL: saved records are unchanged after a restart.
+
 
 CHOOSES = Workload("digits", WorkloadFacts(batch=16), BatchOptions((16, 64), (0.123456789012345, 1.0)))
 
@@ -311,3 +328,260 @@ def test_a_front_that_could_not_be_saved_is_saved_with_the_device_the_next_time(
         store.save(newer, dataclasses.replace(planned_round(), epochs=None))  # type: ignore[arg-type]
     store.save(newer)
     assert_devices(store.load(), newer)
+
+
+# --- Store times ------------------------------------------------------------------------------------------------------
+# When events happened, according to the store: in SQLite and in PostgreSQL, before and after a restart.
+
+_BEGIN = datetime(2026, 3, 29, 0, 30, tzinfo=timezone.utc)
+
+
+def test_times_are_when_things_were_saved_first_and_last(location: Path | URL) -> None:
+    hours = 0
+
+    def clock() -> datetime:
+        return (_BEGIN + timedelta(hours=hours)).astimezone(timezone(timedelta(hours=5, minutes=30)))
+
+    def at(hour: int) -> datetime:
+        return _BEGIN + timedelta(hours=hour)
+
+    with closing(Store(location, clock)) as store:
+        store.save(BLANK, RunRecord(RUN, "FedAvg", 3), planned_round(1))
+        hours = 1
+        store.save(replace(BLANK, detail="parked"), finished_round(1), planned_round(2), planned_round(1, "other"))
+        assert store.times(OF_RUNS) == {RUN: Times(at(0), None)}
+        hours = 2
+        store.save(RunRecord(RUN, "FedAvg", 3, finished=True))
+
+    def told(ask: Callable[[Store], dict[str, Times]]) -> dict[str, Times]:
+        with closing(Store(location, clock)) as after:
+            return ask(after)
+
+    assert told(lambda after: after.times(OF_DEVICES)) == {BLANK.device_id: Times(at(0), at(1))}
+    assert told(lambda after: after.times(OF_RUNS)) == {RUN: Times(at(0), at(2))}
+    assert told(lambda after: after.times(of_rounds(RUN))) == {
+        f"{RUN}/1": Times(at(0), at(1)),
+        f"{RUN}/2": Times(at(1), None),
+    }
+    assert Times(at(0), None).first_unix_s == _BEGIN.timestamp() and Times().first_unix_s is None
+
+
+# --- Identity store ---------------------------------------------------------------------------------------------------
+# Invites, certificates and the audit log in the store, in SQLite and in PostgreSQL.
+
+HOUR = timedelta(hours=1)
+KEEP = timedelta(days=400)
+ORIN = Peer("lab", Role.DEVICE, "orin / ü", "agx-orin", "6f0c")
+
+
+def an_invite(clock: StoreClock, token: str = "secret") -> InviteRecord:
+    now = clock.now
+    tags = frozenset({"b", "a"})
+    return InviteRecord(token_hash(token), Role.DEVICE, "orin-3", "roof", tags, now, "operator anna", now + HOUR, 2)
+
+
+def a_certificate(clock: StoreClock, serial: str = "1f") -> CertificateRecord:
+    now = clock.now
+    return CertificateRecord(serial, ORIN, "ab" * 32, now, now + 30 * HOUR, flower_key="ecdsa-sha2-nistp384 AAAA")
+
+
+def entries(clock: StoreClock, count: int) -> list[AuditEntry]:
+    return [
+        AuditEntry(f"{number:x}", clock.now + number * HOUR, "operator anna", "SetBudget", f"watts={number}", "")
+        for number in range(count)
+    ]
+
+
+def test_identities_come_back_in_their_newest_state(
+    store: Store, reopen: Callable[[], Store], clock: StoreClock
+) -> None:
+    invite, certificate = an_invite(clock), a_certificate(clock)
+    used = dataclasses.replace(invite, uses_left=0)
+    revoked = dataclasses.replace(certificate, revoked_at=clock.now + HOUR, reason="stolen \0 ü")
+    store.save(invite, certificate, a_certificate(clock, "2f"))
+    store.save(used, revoked, DeviceOverrides("orin-3", frozenset({"a"}), supply="roof"))
+    kept = reopen().load()
+    assert kept.invites == [used]
+    stored = dataclasses.replace(revoked, reason="stolen \ufffd ü")
+    assert sorted(kept.certificates, key=lambda each: each.serial) == [stored, a_certificate(clock, "2f")]
+    assert kept.overrides == [DeviceOverrides("orin-3", frozenset({"a"}), supply="roof")]
+
+
+def test_the_audit_log_is_read_in_its_order_from_a_time_on(store: Store, clock: StoreClock) -> None:
+    written = entries(clock, 5)
+    store.save(*written[:3])
+    store.save(*written[2:])
+    assert store.audit_entries(None, 100) == written
+    assert store.audit_entries(clock.now + 3 * HOUR, 100) == written[3:]
+    assert store.audit_entries(None, 2) == written[3:], "the newest"
+
+
+def test_what_has_expired_is_deleted(store: Store, reopen: Callable[[], Store], clock: StoreClock) -> None:
+    other = dataclasses.replace(an_invite(clock, "other"), expires_at=clock.now + 2 * HOUR)
+    late = dataclasses.replace(a_certificate(clock, "2f"), not_after=clock.now + 31 * HOUR)
+    store.save(an_invite(clock), other, a_certificate(clock), late, *entries(clock, 3))
+    store.save(ExpiredIdentities(clock.now + HOUR, KEEP, 100))
+    assert store.load().invites == [other]
+    store.save(ExpiredIdentities(clock.now + 30 * HOUR, KEEP, 100))
+    kept = reopen().load()
+    assert (kept.invites, kept.certificates) == ([], [late])
+
+
+def test_the_audit_log_is_bounded_by_its_age_and_its_length(store: Store, clock: StoreClock) -> None:
+    written = entries(clock, 6)
+    store.save(*written)
+    store.save(ExpiredIdentities(clock.now + 3 * HOUR, 2 * HOUR, 100))
+    assert store.audit_entries(None, 100) == written[1:]
+    store.save(ExpiredIdentities(clock.now, KEEP, 2))
+    assert store.audit_entries(None, 100) == written[4:]
+
+
+# --- Store model ------------------------------------------------------------------------------------------------------
+# For random sequences of saves, a store holds the same as a dictionary.
+
+PLANNED = dataclasses.replace(planned_round(), plan=dataclasses.replace(planned_round().plan, assignments=()))
+devices = st.sampled_from(["orin", "nano"])
+runs = st.sampled_from(["1", "2", "3"])
+numbers = st.integers(1, 2)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store, and dictionaries of its expected content."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+        self.store = self.opened()
+        self.devices: dict[str, DeviceRecord] = {}
+        self.nodes: dict[int, str] = {}
+        self.runs: dict[str, RunRecord] = {}
+        self.ended: dict[str, datetime] = {}
+        self.rounds: dict[str, RoundRecord] = {}
+        self.started: dict[str, datetime] = {}
+        self.planned: dict[str, datetime] = {}
+        self.finished: dict[str, datetime] = {}
+
+    def opened(self) -> Store:
+        return Store(Path(self.folder.name, "coordinator.db"), lambda: self.now)
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            self.folder.cleanup()
+
+    @rule(
+        device=devices,
+        state=st.sampled_from(DeviceState),
+        fronts=known_fronts(2),
+        keeps_front=st.booleans(),
+    )
+    def save_device(
+        self, device: str, state: DeviceState, fronts: tuple[WorkloadFront, ...], keeps_front: bool
+    ) -> None:
+        known = self.devices.get(device)
+        if known is not None and keeps_front:
+            fronts = known.fronts
+        self.devices[device] = DeviceRecord(device, "orin-nx", "simulated", 7, state, fronts=fronts)
+        self.store.save(self.devices[device])
+
+    @rule(node=st.integers(2**64 - 2, 2**64 - 1), device=devices)
+    def save_node(self, node: int, device: str) -> None:
+        self.nodes[node] = device
+        self.store.save(NodeRecord(node, device))
+
+    @rule(run=runs, finished=st.booleans(), error=st.sampled_from(["", "no"]))
+    def save_run(self, run: str, finished: bool, error: str) -> None:
+        self.runs[run] = RunRecord(run, "FedAvg", 3, {"accuracy": 0.5}, error, finished)
+        self.started.setdefault(run, self.now)
+        if finished:
+            self.ended.setdefault(run, self.now)
+        else:
+            self.ended.pop(run, None)
+        self.store.save(self.runs[run])
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), number=numbers, chosen=st.sets(devices), wall_s=st.none() | st.floats(0, 9))
+    def save_round(self, data: st.DataObject, number: int, chosen: set[str], wall_s: float | None) -> None:
+        run = data.draw(st.sampled_from(sorted(self.runs)))
+        plan_id = f"{run}/{number}"
+        before = self.rounds.get(plan_id)
+        self.rounds[plan_id] = dataclasses.replace(
+            PLANNED,
+            plan_id=plan_id,
+            run_id=run,
+            number=number,
+            nodes={device: 1 for device in sorted(chosen)},
+            observations={} if before is None else before.observations,
+            results=() if wall_s is None else (DeviceResult("orin"),),
+            wall_s=wall_s,
+        )
+        self.planned.setdefault(plan_id, self.now)
+        if wall_s is None:
+            self.finished.pop(plan_id, None)
+        else:
+            self.finished.setdefault(plan_id, self.now)
+        self.store.save(self.rounds[plan_id])
+
+    @precondition(lambda self: self.rounds)
+    @rule(data=st.data(), device=devices, watts=st.integers(1, 9))
+    def save_observation(self, data: st.DataObject, device: str, watts: int) -> None:
+        plan_id = data.draw(st.sampled_from(sorted(self.rounds)))
+        observed, before = ObservedTraining(device, 1.0, float(watts)), self.rounds[plan_id]
+        self.rounds[plan_id] = dataclasses.replace(before, observations={**before.observations, device: observed})
+        self.store.save(RoundObservation(plan_id, observed))
+
+    @rule(days=st.integers(1, 5))
+    def pass_days(self, days: int) -> None:
+        self.now += timedelta(days=days)
+
+    @rule(days=st.integers(1, 9))
+    def forget(self, days: int) -> None:
+        old = [run for run in self.runs if self.now - self.touched(run) > timedelta(days=days)]
+        assert old_runs_deleted(self.store, timedelta(days=days)) == old
+        for run in old:
+            del self.runs[run], self.started[run]
+            self.ended.pop(run, None)
+        for plan_id in [plan_id for plan_id, record in self.rounds.items() if record.run_id in old]:
+            del self.rounds[plan_id], self.planned[plan_id]
+            self.finished.pop(plan_id, None)
+
+    def touched(self, run: str) -> datetime:
+        """When a run ended, or was last active."""
+        times = [self.finished.get(each, at) for each, at in self.planned.items() if self.rounds[each].run_id == run]
+        return self.ended.get(run) or max(times, default=self.started[run])
+
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        self.store = self.opened()
+
+    @invariant()
+    def it_holds_what_was_saved(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        kept = self.store.load()
+        assert comparable_devices(kept) == {name: comparable(record) for name, record in self.devices.items()}
+        assert kept.nodes == self.nodes
+        # Dictionaries keep the order in which runs and rounds began, as the store does.
+        assert list(kept.runs) == list(self.runs.values())
+        assert list(kept.rounds) == self.gone_on_with()
+        assert kept.archived == set(self.runs)
+        for run in self.runs:
+            assert rounds_of(self.store, run) == [each for each in self.rounds.values() if each.run_id == run]
+
+    def gone_on_with(self) -> list[RoundRecord]:
+        """The newest rounds, and for every device in an unfinished round, the newest round that chose it."""
+        newest_of = {device: record.plan_id for record in self.rounds.values() for device in record.nodes}
+        waited_for = {
+            device
+            for record in self.rounds.values()
+            if record.wall_s is None and not self.runs[record.run_id].finished
+            for device in record.nodes
+        }
+        wanted = {*list(self.rounds)[-3:], *(newest_of[device] for device in waited_for)}
+        return [record for plan_id, record in self.rounds.items() if plan_id in wanted]
+
+
+StoreMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=20)
+TestStoreMachine = StoreMachine.TestCase

@@ -1,18 +1,52 @@
-"""How the database of a store is specified, and that no message contains its password."""
+"""The store's database: its files, damaged ones, and those of earlier and later versions."""
 
 from __future__ import annotations
 
 import logging
+import math
+import random
+import shutil
+import sqlite3
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime, timedelta, timezone
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import URL, create_engine, text
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Engine, create_engine, event, inspect, text
 
-from coordinator.errors import StoreInUseError, StoreUnavailableError
-from coordinator.store.database import database_url, display_name
-from coordinator.store.store import Store
-from tests.fakes.records_to_store import BLANK, assert_devices
-from wattfleet.errors import InvalidInputError
+from coordinator.errors import DamagedStoreError, StoreInUseError, StoreUnavailableError
+from coordinator.state.records import DeviceResult, NodeRecord, ObservedTraining, RunRecord
+from coordinator.store import checksums
+from coordinator.store.checksums import driver_connection
+from coordinator.store.database import database_url, display_name, migration_config, open_engine, upgrade
+from coordinator.store.store import Store, StoredState
+from coordinator.store.tables import Base
+from tests.fakes.fleets import columns_of
+from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
+from tests.fakes.stored_records import (
+    BLANK,
+    NOW,
+    assert_devices,
+    everything_in,
+    fill,
+    old_runs_deleted,
+    only_front,
+    served_by,
+)
+from wattfleet.choosing import Front
+from wattfleet.errors import InvalidInputError, WattfleetError
+
+# --- Store database ---------------------------------------------------------------------------------------------------
+# How the database of a store is specified, and that no message contains its password.
+
 
 SECRET = "hunter2-and-more"
 
@@ -100,3 +134,373 @@ def test_a_database_may_have_things_of_others_in_another_schema(postgresql_datab
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA fleet CASCADE"))
     engine.dispose()
+
+
+# --- Store files ------------------------------------------------------------------------------------------------------
+# A store in an SQLite file: which files it creates, what it refuses, and what a kill leaves behind.
+
+
+def test_a_new_store_makes_its_directory(tmp_path: Path) -> None:
+    path = tmp_path / "var" / "lib" / "wattfleet" / "fleet.db"
+    Store(path).close()
+    assert path.is_file()
+
+
+def test_other_users_may_read_neither_a_new_store_nor_one_of_an_earlier_version(tmp_path: Path) -> None:
+    def modes() -> dict[str, int]:
+        return {each.name: stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.iterdir())}
+
+    folder = tmp_path / "fleet"
+    private = {"fleet": 0o750, "fleet.db": 0o640, "fleet.db.lock": 0o600}
+    store = Store(folder / "fleet.db")
+    store.save(BLANK)
+    assert modes() == {**private, "fleet.db-wal": 0o640, "fleet.db-shm": 0o640}
+    store.close()
+    (folder / "fleet.db").chmod(0o644)
+    Store(folder / "fleet.db").close()
+    assert modes() == private
+
+
+@pytest.mark.parametrize("name", ["what?.db", "50%20W.db", "a #b.db"])
+def test_the_file_has_the_name_that_was_given(tmp_path: Path, name: str) -> None:
+    store = Store(tmp_path / name)
+    store.save(BLANK)
+    store.close()
+    assert {path.name for path in tmp_path.iterdir()} == {name, f"{name}.lock"}
+
+
+def test_what_is_saved_survives_a_process_that_is_killed(tmp_path: Path) -> None:
+    # The files while the first process still has them open, as a kill would leave them.
+    store = Store(tmp_path / "coordinator.db")
+    store.save(BLANK)
+    store.save(NodeRecord(2**64 - 1, "nano"))
+    left = tmp_path / "left"
+    left.mkdir()
+    for file in tmp_path.glob("coordinator.db*"):
+        shutil.copy(file, left)
+    store.close()
+    after = Store(left / "coordinator.db")
+    assert_devices(after.load(), BLANK)
+    assert after.load().nodes == {2**64 - 1: "nano"}
+    after.close()
+
+
+def test_writes_go_through_a_log_that_is_synced_at_every_commit(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.db"
+    store = Store(path)
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    with store._transaction() as connection:  # noqa: SLF001 - each connection has its own setting
+        full = 2
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == full
+    store.close()
+
+
+def no_database(path: Path) -> None:
+    path.write_bytes(b"cores,cpu_khz\n" * 100)
+
+
+def a_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def below_a_file(path: Path) -> None:
+    path.parent.write_text("")
+
+
+@pytest.mark.parametrize("made", [no_database, a_directory, below_a_file])
+def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, made: Callable[[Path], None]) -> None:
+    path = tmp_path / "here" / "coordinator.db"
+    if made is not below_a_file:
+        path.parent.mkdir()
+    made(path)
+    before = (path.read_bytes(), path.stat().st_mode) if path.is_file() else None
+    with pytest.raises(InvalidInputError) as refusal:
+        Store(path)
+    assert str(refusal.value).startswith(f"{path} cannot be used as the coordinator's store: ")
+    assert "\n" not in str(refusal.value)
+    assert ((path.read_bytes(), path.stat().st_mode) if path.is_file() else None) == before
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.db"
+    path.symlink_to(path)
+    with pytest.raises(InvalidInputError, match=r"coordinator\.db cannot be used as the coordinator's store: .*link"):
+        Store(path)
+
+
+# --- Store damage -----------------------------------------------------------------------------------------------------
+# A damaged file is either read exactly as it was stored, or refused at the start in one line.
+
+_PAGE = 4096
+Damage = Callable[[bytearray], None]
+
+
+def flip(place: int, bits: int) -> Damage:
+    def damage(content: bytearray) -> None:
+        content[place] ^= bits
+
+    return damage
+
+
+def overwrite(place: int, value: int) -> Damage:
+    def damage(content: bytearray) -> None:
+        content[place : place + 512] = bytes([value]) * len(content[place : place + 512])
+
+    return damage
+
+
+def truncate(length: int) -> Damage:
+    def damage(content: bytearray) -> None:
+        del content[length:]
+
+    return damage
+
+
+def damages(size: int, many: int) -> Iterator[tuple[str, Damage]]:
+    """Damages by name, the same ones in each run."""
+    draw = random.Random(14)
+    for place in range(100):  # the header of the file
+        yield f"header byte {place}", flip(place, 1 << draw.randrange(8))
+    for page in range(size // _PAGE):  # the header of each page
+        yield f"page {page}", flip(page * _PAGE + draw.randrange(8), 1 << draw.randrange(8))
+    for place in sorted(draw.sample(range(size), many)):
+        yield f"byte {place}", flip(place, draw.choice((1, 32, 0xFF)))
+    for place in range(0, size, _PAGE // 2 * 5):
+        yield f"zeros at {place}", overwrite(place, 0)
+        yield f"noise at {place}", overwrite(place, 0xA5)
+    for length in (*draw.sample(range(size), 15), *range(_PAGE, size, 9 * _PAGE)):
+        yield f"cut to {length}", truncate(length)
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_damaged_file_serves_what_was_stored_or_is_refused_in_one_line(tmp_path: Path, every: int) -> None:
+    path = tmp_path / "coordinator.db"
+    fill(path)
+    pristine = path.read_bytes()
+    right = everything_in(path)
+    wrong: dict[str, str] = {}
+    outcomes: Counter[str] = Counter()
+    for name, damage in islice(damages(len(pristine), many=250), None, None, every):
+        content = bytearray(pristine)
+        damage(content)
+        for left in tmp_path.iterdir():
+            left.unlink()
+        path.write_bytes(content)
+        try:
+            store = Store(path, lambda: NOW)
+        except WattfleetError as refusal:
+            said = str(refusal)
+            outcomes["refused"] += 1
+            if not (said.startswith(str(path)) and "\n" not in said and len(said) < 500 and "restore" in said):
+                wrong[name] = f"refused unclearly: {said}"
+            continue
+        except Exception as error:
+            wrong[name] = f"ended the start with {type(error).__name__}: {error}"
+            continue
+        with closing(store):
+            try:
+                outcomes["served"] += 1
+                if served_by(store) != right:
+                    wrong[name] = "served wrong data"
+            except Exception as error:
+                wrong[name] = f"failed when read with {type(error).__name__}: {error}"
+    assert wrong == {}
+    assert outcomes["served"] > 20 / every and outcomes["refused"] > 200 / every
+
+
+def test_a_table_definition_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.db"
+    fill(path)
+    content = path.read_bytes()
+    begin = content.index(b"CREATE TABLE ")
+    path.write_bytes(content[:begin] + b"CREATE\xceTABLE " + content[begin + len(b"CREATE TABLE ") :])
+    with pytest.raises(DamagedStoreError, match="restore a backup"):
+        Store(path, lambda: NOW)
+
+
+# --- Store migrations -------------------------------------------------------------------------------------------------
+# Databases of earlier and later versions: upgraded without loss, or refused and left unchanged.
+
+BEFORE_VERSIONS = Path(__file__).with_name("data") / "store_before_versions.sql"
+"""Written by the last release before schema versions: two devices that were part of two rounds, and one that is new."""
+
+UPGRADED_AT = datetime(2026, 5, 1, tzinfo=timezone.utc)
+VERSIONS = [each.revision for each in ScriptDirectory.from_config(migration_config()).walk_revisions()]
+
+
+def now() -> datetime:
+    return UPGRADED_AT
+
+
+@contextmanager
+def engine_of(location: Path | URL) -> Iterator[Engine]:
+    engine = open_engine(location if isinstance(location, URL) else database_url(location))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "coordinator.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(BEFORE_VERSIONS.read_text())
+    return path
+
+
+def columns(front: Front | None) -> dict[str, list[float]]:
+    assert front is not None
+    return {name: values.tolist() for name, values in columns_of(front).items()}
+
+
+def assert_all_is_there(kept: StoredState) -> None:
+    """Check everything that `BEFORE_VERSIONS` contains."""
+    devices = {record.device_id: record for record in kept.devices}
+    assert set(devices) == {"orin", "nano", "new"}
+    assert columns(only_front(devices["orin"])) == columns(ORIN_FRONT)
+    assert columns(only_front(devices["nano"])) == columns(NANO_FRONT)
+    assert (only_front(devices["new"]), devices["new"].idle_w, devices["new"].mode_count) == (None, None, 5_824)
+    assert (devices["orin"].idle_w, devices["orin"].detail) == (5.0, "parked")
+    assert kept.nodes == {ORIN_NODE: "orin", NANO_NODE: "nano"}
+    assert kept.runs == [
+        RunRecord(RUN, "FedAvg", 3, {"accuracy": 0.1}),
+        RunRecord("4710", "FedAdam", 7, {}, "ValueError: no", True),
+    ]
+    first, second = kept.rounds
+    assert (first.plan_id, first.epochs, first.wall_s) == (f"{RUN}/1", 1.5, 41.5)
+    assert first.nodes == second.nodes == {"orin": ORIN_NODE, "nano": NANO_NODE}
+    assert first.results == (
+        DeviceResult("orin", num_examples=96.0, loss=0.125),
+        DeviceResult("nano", "the node is gone", share=0.0),
+    )
+    assert first.observations == {
+        "orin": ObservedTraining("orin", 21.0, 31.0),
+        "nano": ObservedTraining("nano", 34.0, 14.5),
+    }
+    assert first.metrics["accuracy"] == 0.5 and math.isnan(first.metrics["loss"])
+    assert [part.device_id for part in second.plan.assignments] == ["nano", "orin"]
+    assert (second.plan.planned_w, second.observations, second.results, second.wall_s) == (45.0, {}, (), None)
+
+
+def test_a_file_from_before_there_were_versions_loses_nothing(old: Path) -> None:
+    store = Store(old, now)
+    assert_all_is_there(store.load())
+    store.close()
+    again = Store(old, now)
+    assert_all_is_there(again.load())
+    again.close()
+
+
+def test_what_ended_at_an_unknown_time_is_kept_as_long_as_what_ends_now(old: Path) -> None:
+    store = Store(old, now)
+    store.close()
+    later = Store(old, lambda: UPGRADED_AT + timedelta(days=10))
+    assert old_runs_deleted(later, timedelta(days=11)) == []
+    assert old_runs_deleted(later, timedelta(days=9)) == ["4710"]
+    later.close()
+
+
+def test_a_file_from_before_results_were_kept_still_tells_who_failed(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as connection:
+        connection.execute("DROP TABLE round_results")
+        connection.execute("""UPDATE round SET failed = '["nano"]' WHERE number = 1""")
+        connection.commit()
+    store = Store(old)
+    kept = store.load().rounds[0]
+    assert (kept.failed, kept.results) == (("nano",), (DeviceResult("nano", "no usable reply", share=0.0),))
+    store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_file_of_every_version_is_brought_to_the_newest(old: Path, version: str) -> None:
+    with engine_of(old) as engine, engine.begin() as connection:
+        upgrade(connection, now, version)
+    store = Store(old, now)
+    assert_all_is_there(store.load())
+    store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_tables_are_those_that_the_code_expects_whatever_they_come_from(location: Path | URL, version: str) -> None:
+    with engine_of(location) as engine:
+        with engine.begin() as connection:
+            upgrade(connection, now, version)
+        with engine.begin() as connection:
+            upgrade(connection, now)
+        with engine.connect() as connection:
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            assert compare_metadata(context, Base.metadata) == []
+
+
+def tables_of(engine: Engine) -> dict[str, Any]:
+    """The definition and the rows of every table, independent of the order of columns."""
+    found = {}
+    with engine.connect() as connection:
+        inspector = inspect(connection)
+        for table in inspector.get_table_names():
+            columns = {each["name"]: (str(each["type"]), each["nullable"]) for each in inspector.get_columns(table)}
+            rows = [dict(row) for row in connection.execute(text(f"SELECT * FROM {table}")).mappings()]
+            found[table] = (
+                columns,
+                inspector.get_pk_constraint(table)["constrained_columns"],
+                sorted(str(each["column_names"]) for each in inspector.get_unique_constraints(table)),
+                sorted(str(each["column_names"]) for each in inspector.get_indexes(table)),
+                rows,
+            )
+    return found
+
+
+def test_an_empty_database_gets_at_once_what_all_migrations_make_of_it(location: Path | URL) -> None:
+    with engine_of(location) as engine:
+        with engine.begin() as connection:
+            upgrade(connection, now)
+        at_once = tables_of(engine)
+        with engine.begin() as connection:
+            for table in at_once:
+                connection.execute(text(f"DROP TABLE {table}"))
+        with engine.begin() as connection:
+            upgrade(connection, now, VERSIONS[0])
+        assert at_once == tables_of(engine)
+
+
+def test_the_tables_of_an_old_file_are_those_that_the_code_expects(old: Path) -> None:
+    Store(old).close()
+    with engine_of(old) as engine, engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_a_database_of_a_newer_version_is_refused(location: Path | URL) -> None:
+    Store(location).close()
+    with engine_of(location) as engine, engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
+        if engine.dialect.name == "sqlite":  # as the newer version does
+            checksums.seal(driver_connection(connection))
+    with pytest.raises(InvalidInputError, match=r"written by a newer version of Wattfleet \(tables 0999"):
+        Store(location)
+    with engine_of(location) as engine, engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": VERSIONS[0]})
+        if engine.dialect.name == "sqlite":
+            checksums.seal(driver_connection(connection))
+    Store(location).close()  # and it has released the database
+
+
+def test_an_upgrade_that_fails_half_way_leaves_the_file_as_it_was(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as connection:
+        before = list(connection.iterdump())
+
+    def refuse(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement.strip().startswith("DROP TABLE round_results"):
+            raise OSError("the power is cut")
+
+    event.listen(Engine, "before_cursor_execute", refuse)
+    try:
+        with pytest.raises(InvalidInputError, match="the power is cut"):
+            Store(old)
+    finally:
+        event.remove(Engine, "before_cursor_execute", refuse)
+    with closing(sqlite3.connect(old)) as connection:
+        assert list(connection.iterdump()) == before
+    store = Store(old, now)
+    assert_all_is_there(store.load())
+    store.close()

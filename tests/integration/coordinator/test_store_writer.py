@@ -1,26 +1,59 @@
-"""The store's writer: reported records are stored, transactions are few, and its queue is bounded."""
+"""The store's writer: what it stores and reads, its bounded queue, and a store that fails."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
+import signal
+import sqlite3
+import string
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import grpc
 import pytest
+from sqlalchemy import URL, create_engine, event, text
+from sqlalchemy.pool import Pool
 
-from coordinator.errors import StoreUnavailableError, UnstorableRecordError
+from coordinator.errors import NotOwnerError, StoreFullError, StoreUnavailableError, UnstorableRecordError
+from coordinator.repository.repository import open_store
 from coordinator.repository.writer import Writer
+from coordinator.services.request_limits import STATUS
+from coordinator.settings import StoreSettings
 from coordinator.state.records import (
+    DeviceRecord,
     NodeRecord,
     ObservedTraining,
     RoundObservation,
     RunRecord,
 )
 from coordinator.store.store import Store
+from tests.fakes.fleets import front
 from tests.fakes.polling import eventually
-from tests.fakes.recording_store import Pauses, RecordingStore, device, devices, never
-from tests.fakes.records_to_store import BLANK, assert_devices, planned_round
+from tests.fakes.small_fleet import RUN
+from tests.fakes.stored_records import (
+    BLANK,
+    Pauses,
+    RecordingStore,
+    assert_devices,
+    device,
+    devices,
+    finished_round,
+    for_all,
+    never,
+    planned_round,
+    rounds_of,
+)
+from tests.fixtures.coordinator import PostgresServer
+from wattfleet_proto.error_boundary import status_of
+
+# --- Store writer -----------------------------------------------------------------------------------------------------
+# The store's writer: reported records are stored, transactions are few, and its queue is bounded.
+
 
 _WITHIN_S = 20.0
 _A_MOMENT_S = 0.02
@@ -214,3 +247,397 @@ async def test_a_round_that_no_row_can_be_made_of_takes_no_device_with_it(tmp_pa
     assert_devices(kept, BLANK)
     assert kept.rounds == []
     store.close()
+
+
+# --- Store reads ------------------------------------------------------------------------------------------------------
+# The store's writer: reads, loss of ownership, retention and stop.
+
+
+async def all_of(found: AsyncIterator[T]) -> list[T]:
+    return [each async for each in found]
+
+
+ASKED: dict[str, Callable[[Writer], Awaitable[object]]] = {
+    "saved": lambda writer: writer.save(BLANK),
+    "round_of": lambda writer: writer.round_of("4711/1"),
+    "rounds_of": lambda writer: all_of(writer.rounds_of("4711")),
+    "history_of": lambda writer: writer.history_of("4711"),
+    "newest_plan_id": lambda writer: writer.newest_plan_id("4711"),
+    "forget": lambda writer: all_of(writer.delete_old_runs(timedelta(days=1), set)),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+async def test_a_coordinator_that_was_taken_over_learns_it(asked: str) -> None:
+
+    recording = RecordingStore()
+    writer = Writer(recording, never)
+    recording.fails_with = NotOwnerError("another one")
+    with pytest.raises(NotOwnerError):
+        await ASKED[asked](writer)
+    assert writer.ownership_lost.is_set()
+    await writer.close()
+    assert not recording.transactions
+
+
+async def test_an_owner_that_stores_nothing_learns_that_it_was_taken_over() -> None:
+
+    recording, pauses = RecordingStore(), Pauses()
+    writer = Writer(recording, pauses)
+    watch = asyncio.create_task(writer.watch_owner())
+    for looked, trouble in enumerate((None, StoreUnavailableError("locked"), NotOwnerError("another one")), 1):
+        await eventually(lambda: pauses.begun == looked)  # noqa: B023 - awaited within the loop
+        recording.fails_with = trouble
+        assert not writer.ownership_lost.is_set()
+        pauses.end()
+    await watch
+    assert writer.ownership_lost.is_set() and recording.looked == 3
+    await writer.close()
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+async def test_rounds_are_read_one_by_one_and_those_that_are_gone_meanwhile_left_out() -> None:
+
+    recording = RecordingStore()
+    writer = Writer(recording, never)
+    assert await all_of(writer.rounds_of("4711")) == [planned_round(1, "4711"), planned_round(2, "4711")]
+    assert recording.read == ["4711", "4711/1", "4711/gone", "4711/2"]
+    assert await writer.newest_plan_id("4711") == "4711/2"
+    await writer.close()
+
+
+async def test_what_is_stored_does_not_wait_for_what_is_read() -> None:
+
+    recording = RecordingStore()
+    writer = Writer(recording, never)
+    recording.readable.clear()
+    history, reading = (asyncio.ensure_future(each) for each in (writer.history_of("1"), writer.round_of("4711/1")))
+    await writer.save(BLANK)
+    assert not history.done() and not reading.done()
+    recording.readable.set()
+    assert (await reading, len((await history).rounds)) == (planned_round(1, "4711"), 1)
+    await writer.close()
+
+
+async def test_a_round_is_unsaved_until_all_that_is_known_of_it_is_on_disk() -> None:
+
+    recording = RecordingStore()
+    writer = Writer(recording, never)
+    recording.free.clear()
+    first = asyncio.create_task(writer.save(planned_round(1), BLANK))
+    await asyncio.sleep(_A_MOMENT_S)
+    assert writer.unsaved_rounds() == {"4711/1"}
+    second = asyncio.create_task(writer.save(RoundObservation("4711/2", ObservedTraining("orin", 1.0, 1.0))))
+    await asyncio.sleep(_A_MOMENT_S)
+    assert writer.unsaved_rounds() == {"4711/1", "4711/2"}
+    recording.free.set()
+    await asyncio.gather(first, second)
+    assert writer.unsaved_rounds() == set()
+    await writer.close()
+
+
+async def test_old_runs_are_forgotten_little_by_little_and_others_write_in_between() -> None:
+
+    recording = RecordingStore()
+    writer = Writer(recording, never)
+    forgotten = []
+    async for run_id in writer.delete_old_runs(timedelta(days=3), lambda: {"awaited"}):
+        forgotten.append(run_id)
+        await writer.save(device(run_id))
+    assert forgotten == ["older", "old"]
+    assert recording.forgotten == [(timedelta(days=3), {"awaited"})] * 4
+    await writer.close()
+
+
+async def test_what_nobody_waits_for_any_more_is_stored_still() -> None:
+
+    recording = RecordingStore()
+    writer = Writer(recording, never)
+    recording.free.clear()
+    waiting = [asyncio.create_task(writer.save(record)) for record in devices(3)]
+    await asyncio.sleep(_A_MOMENT_S)
+    for task in waiting[:2]:
+        task.cancel()
+    recording.free.set()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await writer.close()
+    assert recording.saved == devices(3)
+
+
+async def test_closing_stores_what_waits_still(tmp_path: Path) -> None:
+
+    store = Store(tmp_path / "coordinator.db")
+    writer = Writer(store, never)
+    writer.save_soon(BLANK)
+    await writer.close()
+    assert_devices(store.load(), BLANK)
+    store.close()
+
+
+async def test_closing_while_nothing_can_be_stored_tries_once_and_says_what_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+
+    recording, pauses = RecordingStore(), Pauses()
+    writer = Writer(recording, pauses)
+    recording.fails_with = StoreUnavailableError("full")
+    writer.save_soon(BLANK, device("orin"))
+    await eventually(lambda: pauses.begun == 1)
+    await writer.close()
+    assert recording.attempts == 2
+    assert "2 records could not be stored before the coordinator stopped" in caplog.text
+
+
+# --- Store trouble ----------------------------------------------------------------------------------------------------
+# A full disk, a locked database or an unreachable server: a typed error, and no data is lost.
+
+_TROUBLE_WITHIN_S = 60.0
+_SOON_S = 0.01
+
+
+IMPATIENT = StoreSettings(lock_timeout_s=0.02)
+
+
+async def soon(_: float) -> None:
+    await asyncio.sleep(_SOON_S)
+
+
+def wide_device(number: int, points: int = 1) -> DeviceRecord:
+    widest = front(*((1.0 + k, 100.0 - k) for k in range(points)))
+    return dataclasses.replace(BLANK, device_id=f"device-{number}", fronts=for_all(widest))
+
+
+def through_trouble(
+    store: Store,
+    trouble: Callable[[], Any],
+    end: Callable[[], Any],
+    kind: type[StoreUnavailableError],
+    status: grpc.StatusCode,
+) -> str:
+    """Save records before, during and after a failure; returns the errors that were reported."""
+    said: list[str] = []
+
+    async def story() -> None:
+        writer = Writer(store, soon)
+        await writer.save(wide_device(0))
+        trouble()
+        try:
+            with pytest.raises(StoreUnavailableError) as refusal:
+                for number in range(1, 1_000):
+                    await writer.save(wide_device(number, points=64))
+            assert type(refusal.value) is kind
+            assert status_of(refusal.value, STATUS) is status
+            said.append(str(refusal.value))
+            refused = number
+        finally:
+            end()
+        await writer.save(wide_device(1_000))
+        await writer.close()
+        assert_devices(
+            store.load(), wide_device(0), *(wide_device(k, 64) for k in range(1, refused + 1)), wide_device(1_000)
+        )
+
+    async def within() -> None:
+        async with asyncio.timeout(_TROUBLE_WITHIN_S):
+            await story()
+
+    asyncio.run(within())
+    store.close()
+    assert "\n" not in said[0]
+    return said[0]
+
+
+@contextmanager
+def pages_at_most(pages: list[int]) -> Iterator[None]:
+    """SQLite files with a limited number of pages, which SQLite treats as a full disk."""
+
+    def limit(connection: Any, *_: object) -> None:
+        connection.execute(f"PRAGMA max_page_count={pages[-1]}")
+
+    event.listen(Pool, "checkout", limit)
+    try:
+        yield
+    finally:
+        event.remove(Pool, "checkout", limit)
+
+
+def test_a_full_disk_under_a_file(tmp_path: Path) -> None:
+    path, unlimited = tmp_path / "coordinator.db", 1_000_000_000
+    pages = [unlimited]
+    with pages_at_most(pages):
+        said = through_trouble(
+            Store(path),
+            trouble=lambda: pages.append(100),
+            end=lambda: pages.append(unlimited),
+            kind=StoreFullError,
+            status=grpc.StatusCode.RESOURCE_EXHAUSTED,
+        )
+    assert said == f"the coordinator's store is unavailable: {path}: database or disk is full: free some space"
+
+
+def test_a_disk_that_somebody_else_fills(small_disk: Path) -> None:
+    path, rest = small_disk / "coordinator.db", small_disk / "rest"
+
+    def fill() -> None:
+        with open(rest, "wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    said = through_trouble(Store(path), fill, rest.unlink, StoreFullError, status=grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert said == f"the coordinator's store is unavailable: {path}: database or disk is full: free some space"
+
+
+def test_a_file_that_is_locked_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "coordinator.db"
+    store = Store(path, settings=IMPATIENT)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        said = through_trouble(
+            store,
+            trouble=lambda: other.execute("BEGIN EXCLUSIVE"),
+            end=lambda: other.execute("ROLLBACK"),
+            kind=StoreUnavailableError,
+            status=grpc.StatusCode.UNAVAILABLE,
+        )
+    assert said.endswith("database is locked")
+
+
+async def test_a_file_that_is_locked_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.db"
+    store = Store(path)
+
+    writer = Writer(store, soon)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        saved = asyncio.create_task(writer.save(BLANK))
+        await asyncio.sleep(0.1)
+        assert not saved.done()
+        other.execute("ROLLBACK")
+        await saved
+    await writer.close()
+    assert_devices(store.load(), BLANK)
+    store.close()
+
+
+def test_rounds_are_read_from_a_file_that_is_being_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "coordinator.db", settings=IMPATIENT)
+    store.save(finished_round(1))
+    with closing(sqlite3.connect(tmp_path / "coordinator.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("DELETE FROM round")
+        assert rounds_of(store, RUN) == [finished_round(1)]
+        assert len(store.history_of(RUN).rounds) == 1
+    store.close()
+
+
+def test_a_full_disk_under_postgresql(postgresql_database: URL) -> None:
+    store = Store(postgresql_database)
+    engine = create_engine(postgresql_database, isolation_level="AUTOCOMMIT")
+    with engine.connect() as other:
+        # The server's error for a full disk, without filling one.
+        other.execute(
+            text(
+                "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS"
+                " 'BEGIN RAISE EXCEPTION ''could not extend file'' USING ERRCODE = ''53100''; END'"
+            )
+        )
+        said = through_trouble(
+            store,
+            trouble=lambda: other.execute(
+                text("CREATE TRIGGER full_disk BEFORE INSERT ON device EXECUTE FUNCTION no_room()")
+            ),
+            end=lambda: other.execute(text("DROP TRIGGER full_disk ON device")),
+            kind=StoreFullError,
+            status=grpc.StatusCode.RESOURCE_EXHAUSTED,
+        )
+    engine.dispose()
+    assert said.endswith("could not extend file")
+
+
+def test_a_table_of_postgresql_that_is_locked_for_long(postgresql_database: URL) -> None:
+    # Combined with other options, such as the one that selects a schema.
+    store = Store(postgresql_database.update_query_dict({"options": "-c search_path=public -c lock_timeout=20ms"}))
+    engine = create_engine(postgresql_database)
+    with engine.connect() as other:
+        said = through_trouble(
+            store,
+            trouble=lambda: other.execute(text("LOCK TABLE device IN ACCESS EXCLUSIVE MODE")),
+            end=other.rollback,
+            kind=StoreUnavailableError,
+            status=grpc.StatusCode.UNAVAILABLE,
+        )
+    engine.dispose()
+    assert said.endswith("canceling statement due to lock timeout")
+
+
+async def test_a_name_too_long_for_a_postgresql_index_blocks_no_other_record(
+    postgresql_database: URL,
+) -> None:
+    store = Store(postgresql_database)
+    endless = "".join(random.Random(1).choices(string.ascii_letters, k=20_000))  # random, so hardly compressible
+
+    writer = Writer(store, soon)
+    refused, first = await asyncio.gather(
+        writer.save(RunRecord(endless, "FedAvg", 1)), writer.save(wide_device(1)), return_exceptions=True
+    )
+    assert isinstance(refused, UnstorableRecordError) and "cannot store a value: index row" in str(refused)
+    assert first is None
+    await writer.save(wide_device(2))
+    await writer.close()
+    assert_devices(store.load(), wide_device(1), wide_device(2))
+    assert store.load().runs == []
+    store.close()
+
+
+# --- at the start -------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_that_is_locked_at_the_start_is_waited_for_on_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "coordinator.db"
+    Store(path).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreUnavailableError, match="cannot be used as the coordinator's store: database is lock"):
+            Store(path, settings=IMPATIENT)
+
+        async def unlock(_: float) -> None:
+            other.execute("ROLLBACK")
+
+        (await open_store(path, StoreSettings(standby=True, lock_timeout_s=0.02), unlock)).close()
+
+
+def test_a_file_that_no_room_is_left_for_at_the_start_is_said_to_be_full(tmp_path: Path) -> None:
+    path, pages = tmp_path / "coordinator.db", [1]
+    with pages_at_most(pages):
+        with pytest.raises(StoreFullError, match="cannot be used as the coordinator's store: database or disk is full"):
+            Store(path)
+        pages.append(1_000_000_000)
+        Store(path).close()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_disk_that_is_full_at_the_start_is_said_to_be(small_disk: Path, exists: bool) -> None:
+    if exists:
+        Store(small_disk / "coordinator.db").close()
+    with open(small_disk / "rest", "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(StoreFullError, match=r"coordinator\.db cannot be used .*disk is full: free some space$"):
+        Store(small_disk / "coordinator.db")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+def test_a_server_that_goes_and_comes_back(
+    postgresql: PostgresServer, postgresql_database: URL, how: signal.Signals
+) -> None:
+    said = through_trouble(
+        Store(postgresql_database),
+        trouble=lambda: postgresql.stop(how),
+        end=postgresql.start,
+        kind=StoreUnavailableError,
+        status=grpc.StatusCode.UNAVAILABLE,
+    )
+    assert said.startswith(f"the coordinator's store is unavailable: postgresql://127.0.0.1:{postgresql.port}/")

@@ -13,7 +13,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.stored_profile import folder_name
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
-from tests.fakes.fitting_here import fitting_here
+from tests.fakes.fittings import fitting_here
 from tests.fakes.polling import until
 from tests.fakes.running_agent import RunningAgent, new_board, ready_agent
 from wattfleet.errors import InvalidInputError

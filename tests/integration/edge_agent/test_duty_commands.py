@@ -1,22 +1,29 @@
-"""`wattfleet agent duty`, the service behind it, and the requests that it refuses."""
+"""`wattfleet agent duty`, the service behind it, and the process that finds the modes in which a duty is kept."""
 
 from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from edge_agent.paths import DUTY_FILE
+from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.serving.duty_figures import DutyFile
+from edge_agent.serving.duty_process import keep_duty_in_process
 from edge_agent.serving.duty_service import NoAgentError
 from edge_agent.serving.inference import InferenceRows
-from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
+from tests.fakes.duties import MODES, TRAINING, DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
+from wattfleet.choosing import KnownModes
+from wattfleet.duties import Demand
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import read_profile
 from wattfleet_io import cli
@@ -24,6 +31,10 @@ from wattfleet_io.clock import VirtualClock
 from wattfleet_proto.names import owner_socket
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
 from wattfleet_serving import DutyServer
+
+# --- Duty commands ----------------------------------------------------------------------------------------------------
+# `wattfleet agent duty`, the service behind it, and the requests that it refuses.
+
 
 SET = ("set", "--workload", "camera", "--latency-ms", "500")
 
@@ -197,3 +208,27 @@ def test_a_stored_duty_that_is_damaged_is_named_with_the_remedy(tmp_path):
     (tmp_path / DUTY_FILE).write_text('{"workload": 5}')
     with pytest.raises(InvalidInputError, match="remove the file, and set the duty again"):
         file.read()
+
+
+# --- Duty process -----------------------------------------------------------------------------------------------------
+# The process that finds the modes in which a duty is kept.
+
+INFERENCE = KnownModes.of(MODES, TRAINING, None, np.ones(3, dtype=np.int64))
+
+
+class Slow(float):
+    """A number that takes a minute to arrive in the other process, so that no answer can be early."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[float]]:
+        return time.sleep, (60.0,)
+
+
+def test_an_agent_that_stops_does_not_wait_for_the_modes_that_keep_a_duty() -> None:
+    questions = iter([False, True])
+    with pytest.raises(StoppedError):
+        keep_duty_in_process(lambda: next(questions), KnownModes.of(MODES, TRAINING), INFERENCE, Demand(1, 500), Slow())
+
+
+def test_the_modes_that_keep_a_duty_are_found_aside() -> None:
+    found = keep_duty_in_process(lambda: False, KnownModes.of(MODES, TRAINING), INFERENCE, Demand(1, 500), 0.0)
+    assert len(found.beside.modes) == 3

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from edge_agent.exporter import read_url
-from tests.fakes.certified import CertifiedFleet
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
-from tests.fakes.fitting_here import fitting_here
+from tests.fakes.fittings import fitting_here
 from tests.fakes.polling import until
-from tests.fakes.promtool import promtool
+from tests.fakes.prometheus import promtool
 from tests.fakes.running_agent import RunningAgent, agent, new_board, ready_agent
+from tests.fakes.served import CertifiedFleet
 from wattfleet.modes import array_to_modes
 from wattfleet_identity.authority import DEVICE_NAME
 from wattfleet_identity.identity_folder import Identity, write_identity, write_renewed

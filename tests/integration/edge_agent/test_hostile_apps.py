@@ -1,13 +1,15 @@
-"""A hostile ClientApp on the agent's socket: the device does nothing beyond the round that it was granted."""
+"""Hostile and stubborn apps on the agent's socket: the device does nothing beyond the round that it was granted."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ import grpc
 import pytest
 
 from edge_agent.runtime.readiness import parked_mode
-from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
-from tests.fakes.duty_agent import DutyAgent, duty, duty_agent_at
+from tests.fakes.agent_socket import FINISH, MODE, Agent, App, agent_at, granted, started
+from tests.fakes.duties import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
-from tests.fakes.streaming_app import FINISH, App, started
 from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc, local_pb2, local_pb2_grpc, session_pb2
+
+# --- Hostile apps -----------------------------------------------------------------------------------------------------
+# A hostile ClientApp on the agent's socket: the device does nothing beyond the round that it was granted.
+
 
 TRAIN = "/wattfleet.v1.LocalAgentService/Train"
 DENIED, NOT_GRANTED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
@@ -347,3 +352,89 @@ def test_minibatches_reported_without_a_training_measure_nothing(
     app.send(local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained()))
     assert app.refusal()[0] is INVALID
     assert watched.modes == []
+
+
+# --- Stubborn apps ----------------------------------------------------------------------------------------------------
+# Apps that ignore the agent's instructions: they draw no extra power, and the device is free after a stated time.
+
+PAUSED = local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained(paused=True)).SerializeToString()
+
+
+def start_of(plan_id: str) -> local_pb2.TrainRequest:
+    start = local_pb2.StartTraining(plan_id=plan_id, device_id="orin-nano-0", epochs=1.0)
+    return local_pb2.TrainRequest(start=start)
+
+
+class StubbornApp:
+    """A client of the agent's socket that sends what a test specifies."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.call: Any = channel.stream_stream(TRAIN, None, None)(iter(self._requests.get, None))
+
+    def start(self, plan_id: str = "7/1") -> None:
+        self.send(start_of(plan_id).SerializeToString())
+
+    def send(self, request: bytes) -> None:
+        self._requests.put(request)
+
+    def end(self) -> None:
+        self._requests.put(None)
+
+
+@pytest.fixture
+def fresh_agent(tmp_path: Path) -> Iterator[Agent]:
+    with agent_at(tmp_path / "agent.sock", stop_timeout_s=0.5) as running:
+        yield running
+
+
+@pytest.fixture
+def app(fresh_agent: Agent) -> Iterator[StubbornApp]:
+    with grpc.insecure_channel(f"unix:{fresh_agent.socket}") as channel:
+        opened = StubbornApp(channel)
+        yield opened
+        opened.end()
+
+
+def train(fresh_agent: Agent, app: StubbornApp) -> None:
+    app.start()
+    until(lambda: fresh_agent.board.current_mode() == MODE)
+
+
+def stop(fresh_agent: Agent) -> None:
+    fresh_agent.grant(granted(None, grant_id=2))
+    until(lambda: fresh_agent.board.current_mode() == parked_mode(fresh_agent.board))
+
+
+def test_an_app_that_reads_no_answers_does_not_delay_parking(fresh_agent: Agent) -> None:
+    async def requests() -> AsyncIterator[local_pb2.TrainRequest]:
+        yield start_of("7/1")
+        await asyncio.Event().wait()
+
+    async def begun() -> Any:
+        answers = fresh_agent.device_trainings.answers_to(requests())
+        await anext(answers)  # and gRPC never requests the next one, since the app does not read this one
+        return answers
+
+    answers = asyncio.run_coroutine_threadsafe(begun(), fresh_agent.loop).result(10)
+    until(lambda: fresh_agent.board.current_mode() == MODE)
+    stop(fresh_agent)
+    asyncio.run_coroutine_threadsafe(answers.aclose(), fresh_agent.loop).result(10)
+
+
+def test_a_device_is_free_again_though_its_app_never_finishes(fresh_agent: Agent, app: StubbornApp) -> None:
+    train(fresh_agent, app)
+    stop(fresh_agent)
+    until(lambda: fresh_agent.reports.states[-1].state == session_pb2.DEVICE_STATE_READY)
+    assert fresh_agent.reports.states[-1].detail == "parked; the app did not end its training within 0.5 s"
+    fresh_agent.grant(granted(plan_id="7/2", grant_id=3))
+    with grpc.insecure_channel(f"unix:{fresh_agent.socket}") as channel:
+        other = StubbornApp(channel)
+        other.start("7/2")
+        until(lambda: fresh_agent.board.current_mode() == MODE)
+        app.send(PAUSED)
+        with pytest.raises(grpc.RpcError, match="did not end its training within 0.5 s") as refused:
+            list(app.call)
+        assert refused.value.code() is grpc.StatusCode.ABORTED
+        assert fresh_agent.board.current_mode() == MODE, "the minibatches of the first app change nothing"
+        other.end()

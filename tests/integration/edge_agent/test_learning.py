@@ -1,40 +1,208 @@
-"""Online learning: rounds are added to the profile, drift is detected, and repeated measuring is bounded."""
+"""Fitting, and online learning: rounds join the profile, drift is detected, and repeated measuring is bounded."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import reference_models
 from edge_agent.devices.host import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
-from edge_agent.learning.fitting_process import FittingFailedError
+from edge_agent.learning.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process
 from edge_agent.learning.online_learner import Observed, OnlineLearner, most_modes
 from edge_agent.learning.profiling_plan import profile_device
-from edge_agent.learning.transfer import Transfer
+from edge_agent.learning.transfer import Transfer, UnusableReferenceError
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, RoundRecord
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.mode_measurement import DEFAULT_LIMITS
 from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
+from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.profiling.stored_profile import chosen_workload
 from edge_agent.runtime.readiness import prepare_device
 from edge_agent.training.training import TrainingWatch
+from edge_agent.workloads.loading import StepTimes
 from tests.fakes.agent_settings import agent_settings
+from tests.fakes.boards import MODE, PARKED, RealTimeBoard, Trained
 from tests.fakes.running_agent import BoardThatBecomesSlower
+from wattfleet.choosing import SamplingSettings, spread_modes
 from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
-from wattfleet.prediction import DriftRule, read_artefact, restore_predictor, warmup_s
+from wattfleet.prediction import DriftRule, pack_artefact, read_artefact, restore_predictor, warmup_s
+from wattfleet_io.child_process import lower_priority, python_process
+
+# --- Fitting ----------------------------------------------------------------------------------------------------------
+# Fitting in this process and in a process of its own: the same results, the same errors, and it always ends.
+
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
+TRANSFER = Transfer((REFERENCE,), HEADER, 100)
+BOARD = SimulatedDevice("orin-nano", 1)
+MODES = BOARD.modes
+NOTHING = modes_to_array([])
+
+
+def here(transfer=TRANSFER):
+    return lambda: nullcontext(FittingHere(transfer, MODES))
+
+
+def elsewhere(transfer=TRANSFER, stopping=None, answers_within_s=ANSWERS_WITHIN_S):
+    return fitting_process(transfer, MODES, stopping or threading.Event(), answers_within_s)
+
+
+def true_profile(count):
+    modes = spread_modes(MODES, count, 0)
+    return Profile(modes, *BOARD.truth(modes))
+
+
+@pytest.mark.parametrize("opened", [here, elsewhere])
+def test_what_is_fitted_predicts_the_device_and_says_what_to_measure_next(opened):
+    profile = true_profile(12)
+    with opened()() as fitting:
+        fitted = fitting.fit(profile, 12)
+        chosen = fitting.next_modes(profile, SamplingSettings(limit=20, batch=3, tolerance=0), NOTHING)
+        others = fitting.next_modes(profile, SamplingSettings(limit=20, batch=3, tolerance=0), chosen)
+    true_ms, _ = BOARD.truth(MODES)
+    assert np.median(np.abs(fitted.prediction.minibatch_ms / true_ms - 1)) < 0.1
+    assert fitted.artefact.details.figures["profiled_modes"] == 12
+    assert 1 <= len(chosen) <= 3
+    assert not {tuple(mode) for mode in others} & {tuple(mode) for mode in chosen}
+
+
+def test_another_process_fits_the_same():
+    profile = true_profile(8)
+    with here()() as one, elsewhere()() as other:
+        ours, theirs = one.fit(profile, 8), other.fit(profile, 8)
+    assert ours.artefact == theirs.artefact
+    assert np.array_equal(ours.prediction.power_mw, theirs.prediction.power_mw)
+
+
+@pytest.mark.parametrize("opened", [here, elsewhere])
+def test_a_reference_that_cannot_be_used_is_named_as_such(opened):
+    strange = pack_artefact(restore_predictor(REFERENCE), REFERENCE.details.workload, "agx-orin", {}, {})
+    object.__setattr__(strange, "details", replace(strange.details, predictor="oracle"))
+    with pytest.raises(UnusableReferenceError, match="unknown predictor 'oracle': installed are roofline"):
+        with opened(replace(TRANSFER, references=(strange,)))() as fitting:
+            fitting.fit(true_profile(8), 8)
+
+
+def the_process():
+    (found,) = [
+        child for child in psutil.Process().children() if "edge_agent.learning.fitting_process" in child.cmdline()
+    ]
+    return found
+
+
+def test_a_process_that_is_killed_is_reported_with_its_exit_code():
+    with elsewhere()() as fitting:
+        the_process().send_signal(signal.SIGKILL)
+        with pytest.raises(FittingFailedError, match="exit code -9"):
+            fitting.fit(true_profile(8), 8)
+
+
+def test_a_process_that_fails_otherwise_says_why_in_the_log(capfd):
+    with elsewhere()() as fitting, pytest.raises(FittingFailedError, match="exit code 1; see its own message"):
+        fitting.fit("no profile", 8)
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_fitting_takes_no_longer_than_it_may_and_ends_once_the_agent_stops():
+    before = set(psutil.Process().children())
+    with pytest.raises(FittingFailedError, match="not fitted within 0 s"), elsewhere(answers_within_s=0.0)() as fitting:
+        fitting.fit(true_profile(8), 8)
+    assert set(psutil.Process().children()) <= before
+    stopping = threading.Event()
+    with pytest.raises(StoppedError), elsewhere(stopping=stopping)() as fitting:
+        hanging = the_process()
+        hanging.suspend()
+        threading.Timer(0.2, stopping.set).start()
+        fitting.fit(true_profile(8), 8)
+    assert not hanging.is_running()
+
+
+def test_a_request_that_nobody_reads_takes_no_longer_than_it_may(monkeypatch):
+    large = np.tile(MODES, (40, 1))
+
+    def suspended(module):
+        started = python_process(module)
+        psutil.Process(started.pid).suspend()
+        return started
+
+    monkeypatch.setattr("wattfleet_io.child_process.python_process", suspended)
+    stopping = threading.Event()
+    threading.Timer(0.2, stopping.set).start()
+    with pytest.raises(StoppedError), fitting_process(TRANSFER, large, stopping)():
+        pass
+    with pytest.raises(FittingFailedError, match="not fitted"):
+        with fitting_process(TRANSFER, large, threading.Event(), 0.2)():
+            pass
+
+
+def test_a_service_that_may_not_give_way_fits_all_the_same(monkeypatch):
+    def denied(increment):
+        raise PermissionError("the unit filters setpriority")
+
+    monkeypatch.setattr(os, "nice", denied)
+    lower_priority()
+
+
+def test_a_process_ends_with_an_agent_that_was_killed():
+    program = (
+        "import threading, time; from tests.integration.edge_agent.test_fitting import elsewhere, the_process\n"
+        "with elsewhere()() as fitting: print(the_process().pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as agent:
+        fits = psutil.Process(int(agent.stdout.readline()))
+        os.kill(agent.pid, signal.SIGKILL)
+    psutil.wait_procs([fits], timeout=30)
+    assert not fits.is_running()
+
+
+def test_an_agent_that_is_ready_and_has_learnt_holds_no_scipy(tmp_path):
+    program = f"""
+import sys, threading
+from pathlib import Path
+import edge_agent.runtime.agent, edge_agent.cli.commands, reference_models
+from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.profiling.profiled_workload import built_in_workload
+from edge_agent.runtime.readiness import prepare_device
+from edge_agent.learning.online_learner import Observed
+folder, device = Path({str(tmp_path)!r}), SimulatedDevice("orin-nano", 1)
+settings = AgentSettings(
+    device=DeviceSettings(spec="simulated:orin-nano", id="bench", state_dir=folder),
+    profile=ProfileSettings(minibatches_per_epoch=100),
+)
+reference, stopping = reference_models.load("agx_orin_resnet18"), threading.Event()
+workload = built_in_workload(device.step)
+ready = prepare_device(settings, device, workload, [reference], 6, lambda progress: None, stopping)
+learner = ready.workloads.learner("")
+learner.observe(Observed(ready.parked, 100.0, 5.0))
+learner.productive(60.0)
+ready.due_fronts()
+print(sorted(name for name in sys.modules if name in ("scipy", "torch", "pandas")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "[]\n", done.stderr
+
+
+# --- Learning ---------------------------------------------------------------------------------------------------------
+# Online learning: rounds are added to the profile, drift is detected, and repeated measuring is bounded.
+
 PER_EPOCH = 500
 KNOWN = KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=16)), PER_EPOCH)
 LIMIT = 16
@@ -305,3 +473,79 @@ def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(
     assert kept.details.figures["profiled_modes"] == 6
     with pytest.raises(ValueError, match="modes_first"):
         agent_settings(tmp_path / "state", modes_first=-1)
+
+
+# --- Shared training --------------------------------------------------------------------------------------------------
+# Trainings with interleaved requests: reported to the coordinator, but not learned as times of a training alone.
+
+
+class SharedBoard:
+    """A board whose trainings take twice as long while it is shared."""
+
+    def __init__(self) -> None:
+        self.shared_with: str | None = None
+        self.board = RealTimeBoard()
+        self.watch = TrainingWatch(self.board, PARKED, sharing=lambda: self.shared_with)
+
+    def start(self) -> None:
+        self.watch.start(Trained(500, self.measures), MODE, epochs=1, power_limit_w=60)
+
+    def measures(self, power_limit_w: float) -> ProductiveProfiler:
+        raise AssertionError("the app's times contain the waiting for requests")
+
+    def finish(self) -> Observed | None:
+        self.board.clock.sleep_s(60.0 if self.shared_with is None else 120.0)
+        return self.watch.finish()
+
+
+@pytest.fixture
+def shared() -> SharedBoard:
+    return SharedBoard()
+
+
+@pytest.mark.parametrize(("whom", "epoch_s"), [(None, 60.0), ("camera", 120.0)])
+def test_an_observation_says_whether_it_was_beside_requests(
+    shared: SharedBoard, whom: str | None, epoch_s: float
+) -> None:
+    shared.shared_with = whom
+    shared.start()
+    observed = shared.finish()
+    assert observed is not None
+    assert (observed.is_shared, observed.epoch_s) == (whom is not None, pytest.approx(epoch_s, rel=0.05))
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "camera"), ("camera", None), ("camera", "radar")])
+def test_a_duty_that_changes_during_a_training_leaves_no_observation(
+    shared: SharedBoard, before: str | None, after: str | None
+) -> None:
+    shared.shared_with = before
+    shared.start()
+    shared.shared_with = after
+    assert shared.finish() is None
+
+
+def test_no_modes_are_measured_during_a_training_beside_requests(shared: SharedBoard) -> None:
+    shared.shared_with = "camera"
+    shared.start()
+    assert not shared.watch.minibatches_ended([], paused=False)
+    shared.shared_with = None
+    shared.start()
+    shared.shared_with = "camera"
+    assert not shared.watch.minibatches_ended([StepTimes(1.0, 1.0)], paused=False)
+
+
+def test_a_board_does_not_seem_slower_after_rounds_beside_requests(tmp_path: Path) -> None:
+    """Each round takes three times as long as alone, which would otherwise count as drift after a few rounds."""
+    bench = Bench(tmp_path / "profile.jsonl")
+    mode = array_to_modes(bench.device.modes)[1234]
+    alone = bench.learner._fitted.at(mode, bench.learner.known).minibatch_ms[0]  # noqa: SLF001 - before any round
+    records, front = len(bench.journal.measurements), bench.learner.predicted_front()[0]
+    per_epoch = bench.learner.minibatches_per_epoch
+    for _ in range(6):
+        observed = Observed(mode, 3 * float(alone) * per_epoch / 1e3, 9.0, is_shared=True)
+        assert bench.learner.observe(observed) is None
+    assert len(bench.journal.measurements) == records
+    assert np.array_equal(bench.learner.predicted_front()[0].epoch_s, front.epoch_s)
+    reasons = [bench.learner.observe(Observed(mode, observed.epoch_s, 9.0)) for _ in range(6)]
+    assert any(reasons), "without requests, the same observations show a board that has become slower"
+    bench.learner.close()

@@ -1,8 +1,12 @@
-"""One round's training on a device: the mode in force, the observation, and parking whatever happens."""
+"""One round's training on a device: the mode in force, the observation, measured modes, and parking at its end."""
 
 from __future__ import annotations
 
 import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +17,19 @@ from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.learning.online_learner import Observed
+from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.training import PowerNotReadError, TrainingWatch
-from tests.fakes.jetson_boards import ORIN_NANO
-from tests.fakes.jetson_tree import FakedJetson, open_sysfs
-from tests.fakes.real_time_board import MODE, OTHER, PARKED, RealTimeBoard
-from tests.fakes.trained import Trained
+from edge_agent.workloads.loading import StepTimes
+from tests.fakes.boards import MODE, OTHER, PARKED, RealTimeBoard, Trained
+from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, modes_to_array
+
+# --- Training ---------------------------------------------------------------------------------------------------------
+# One round's training on a device: the mode in force, the observation, and parking whatever happens.
+
 
 NAN = float("nan")
 
@@ -292,3 +300,310 @@ def test_the_watts_of_a_training_are_told_before_its_mode_is_applied() -> None:
     board.clock.sleep_s(10)
     watch.finish()
     assert told == [(30, PARKED), (20, MODE), (None, OTHER)]
+
+
+# --- Training measurements --------------------------------------------------------------------------------------------
+# Measuring modes during an app's training: reports of minibatches, interruptions and faults.
+
+HEADER = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
+TIMES = StepTimes(fetch_stall_ms=10.0, compute_ms=90.0)
+
+
+def measured_with(board: RealTimeBoard, journal: Journal) -> Trained:
+    """A workload whose other mode is measured during its trainings."""
+    return Trained(500, lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal))  # type: ignore[arg-type]
+
+
+def measured_in_time(board: RealTimeBoard, journal: Journal, extra_s: float) -> Trained:
+    """A workload whose other mode is expected to take so many seconds more than the training's own."""
+    trained = Trained(500, minibatch_s=0.1)
+    trained.profiler = lambda power_limit_w: ProductiveProfiler(
+        board,  # type: ignore[arg-type]
+        [OTHER],
+        journal,
+        fits=lambda mode: extra_s <= trained.spare_s(),
+    )
+    return trained
+
+
+def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
+        assert watch.minibatches_ended([], paused=False)
+        assert (board.mode, board.held) == (OTHER, 1)
+        reports, wanted = 0, True
+        while wanted:
+            board.clock.sleep_s(0.5)
+            wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
+            reports += 1
+        (record,) = journal.records
+        assert (record.minibatch_ms, record.power_mw) == (pytest.approx(100), 9000)
+        assert (record.fetch_stall_ms, record.compute_ms) == (10, 90)
+        assert reports == 7
+        assert record.minibatches == 30, "those after them in the last report do not count"
+        assert (board.mode, board.held) == (MODE, 0)
+        assert watch.finish() is None
+    assert (board.mode, board.meters) == (PARKED, 0)
+
+
+def test_epochs_of_few_minibatches_are_measured_together(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=5, power_limit_w=30)
+        epochs = 0
+        while watch.minibatches_ended([], paused=False):
+            assert board.mode == OTHER, "the measurement lasts"
+            board.clock.sleep_s(1.5)
+            watch.minibatches_ended([TIMES] * 15, paused=True, is_pass_over=True)
+            epochs += 1
+        (record,) = journal.records
+        assert (record.minibatch_ms, record.power_mw, epochs) == (pytest.approx(100), 9000, 3)
+        assert (board.mode, board.held) == (MODE, 0)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_after_the_last_epoch_the_assigned_mode_is_in_force(tmp_path: Path, epochs: int) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=epochs, power_limit_w=30)
+        modes = []
+        for _ in range(epochs):
+            watch.minibatches_ended([], paused=False)
+            board.clock.sleep_s(1.5)
+            watch.minibatches_ended([TIMES] * 15, paused=True, is_pass_over=True)
+            modes.append(board.mode)
+        assert modes == [OTHER] * (epochs - 1) + [MODE]
+
+
+def test_epochs_too_short_for_power_discard_no_mode(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch, trained = TrainingWatch(board, PARKED), measured_with(board, journal)  # type: ignore[arg-type]
+        trained.minibatches_per_epoch = 15
+        watch.start(trained, MODE, epochs=20, power_limit_w=30)
+        for _ in range(20):
+            watch.minibatches_ended([], paused=False)
+            board.clock.sleep_s(1.5)
+            watch.minibatches_ended([TIMES] * 15, paused=True, is_pass_over=True)
+            board.clock.sleep_s(20)
+        watch.finish()
+        assert (len(journal.records), len(journal.discarded), trained.too_short) == (0, 0, 300)
+
+
+@pytest.mark.parametrize(("minibatches", "too_short"), [(30, 30), (50, 0)])
+def test_a_training_that_was_too_short_to_measure_a_mode_is_noted(
+    tmp_path: Path, minibatches: int, too_short: int
+) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch, trained = TrainingWatch(board, PARKED), measured_with(board, journal)  # type: ignore[arg-type]
+        trained.minibatches_per_epoch = minibatches
+        watch.start(trained, MODE, epochs=1, power_limit_w=30)
+        watch.minibatches_ended([], paused=False)
+        board.clock.sleep_s(minibatches / 10)
+        watch.minibatches_ended([TIMES] * minibatches, paused=True, is_pass_over=True)
+        watch.finish()
+        assert (trained.too_short, len(journal.records)) == (too_short, int(not too_short))
+
+
+def test_an_abandoned_training_releases_the_fan(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
+        watch.minibatches_ended([], paused=False)
+        watch.abandon()
+        assert (board.mode, board.held, board.meters) == (PARKED, 0, 0)
+        assert not journal.records
+
+
+@pytest.mark.parametrize("end", [TrainingWatch.abandon, TrainingWatch.finish])
+@pytest.mark.parametrize("broken", ["meter", "fan"])
+def test_a_training_whose_end_fails_parks_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[TrainingWatch], object], broken: str
+) -> None:
+    board = RealTimeBoard()
+
+    def fails(meter: object) -> PowerTrace:
+        raise ModeNotAppliedError("it is gone")
+
+    @contextmanager
+    def fan_fails() -> Iterator[None]:
+        yield
+        raise ModeNotAppliedError("it is gone")
+
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        if broken == "meter":
+            monkeypatch.setattr(RealTimeBoard.Meter, "stop", fails)
+        else:
+            monkeypatch.setattr(board, "measuring", fan_fails)
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
+        watch.minibatches_ended([], paused=False)
+        assert board.mode == OTHER
+        with pytest.raises(ModeNotAppliedError, match="it is gone"):
+            end(watch)
+        assert (board.mode, board.held) == (PARKED, 0)
+        monkeypatch.undo()
+        watch.recover()
+
+
+def test_a_full_disk_ends_measuring_but_not_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    board, full = RealTimeBoard(), False
+
+    def write(descriptor: int, data: bytes) -> int:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(descriptor, data)
+
+    with Journal.open(tmp_path / "profile.jsonl", HEADER, write) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
+        assert watch.minibatches_ended([], paused=False)
+        full = True
+        reported, wanted = 0, True
+        with caplog.at_level(logging.ERROR):
+            while wanted:
+                board.clock.sleep_s(0.5)
+                wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
+                reported += 5
+        assert (board.mode, board.held, board.meters) == (MODE, 0, 1)
+        assert not watch.minibatches_ended([], paused=False), "the next epoch measures nothing either"
+        assert board.mode == MODE
+        assert ["No space left" in record.message for record in caplog.records] == [True]
+        board.clock.sleep_s(0.1 * (500 - reported))
+        observed = watch.finish()
+        assert observed is not None and observed.epoch_s == pytest.approx(50)
+    assert (board.mode, board.meters) == (PARKED, 0)
+
+
+@pytest.mark.parametrize(("left", "is_length_known"), [(39, True), (400, False)])
+def test_a_short_rest_or_one_of_unknown_length_is_no_observation(
+    tmp_path: Path, left: int, is_length_known: bool
+) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        trained = measured_with(board, journal)
+        trained.minibatches_per_epoch, trained.is_length_known = 35 + left, is_length_known
+        watch.start(trained, MODE, epochs=1, power_limit_w=30)
+        reported, wanted = 0, watch.minibatches_ended([], paused=False)
+        while wanted:
+            board.clock.sleep_s(0.5)
+            wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
+            reported += 5
+        assert reported == 35 and len(journal.records) == 1
+        board.clock.sleep_s(0.1 * left)
+        assert watch.finish() is None
+
+
+def test_the_rest_of_a_training_after_measurements_is_observed_in_its_own_mode(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        trained = measured_with(board, journal)
+        trained.profiler = lambda power_limit_w: ProductiveProfiler(board, [OTHER, PARKED], journal)  # type: ignore[arg-type]
+        trained.minibatches_per_epoch = 100
+        watch.start(trained, MODE, epochs=1, power_limit_w=30)
+        reported, wanted = 0, watch.minibatches_ended([], paused=False)
+        while wanted:
+            board.clock.sleep_s(0.5)
+            wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
+            reported += 5
+        assert [record.mode for record in journal.records] == [OTHER]
+        assert reported == 50, "the second half of the training belongs to its own mode"
+        assert board.mode == MODE
+        board.clock.sleep_s(0.08 * (100 - reported))  # faster than in the measured mode
+        observed = watch.finish()
+        assert observed is not None and observed.mode == MODE
+        assert observed.epoch_s == pytest.approx(8) and observed.power_w == pytest.approx(12)
+
+
+@pytest.mark.parametrize(("trained_meanwhile_s", "epoch_s"), [(0.0, 10.0), (60.0, 80.0)])
+def test_time_in_which_the_app_waits_for_the_agent_is_no_part_of_an_epoch(
+    tmp_path: Path, trained_meanwhile_s: float, epoch_s: float
+) -> None:
+    board = RealTimeBoard()
+    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        complete = Trained(100, lambda power_limit_w: ProductiveProfiler(board, [], journal))  # type: ignore[arg-type]
+    watch.start(complete, MODE, epochs=1, power_limit_w=30)
+    watch.loader_seen(changed=True)
+    board.clock.sleep_s(10.0)  # the predictor is fitted to another batch size
+    watch.loader_handled()
+    board.clock.sleep_s(trained_meanwhile_s)
+    assert not watch.minibatches_ended([], paused=False)
+    board.clock.sleep_s(10.0)
+    observed = watch.finish()
+    assert observed is not None and observed.epoch_s == pytest.approx(epoch_s)
+
+
+def test_a_training_that_ended_during_a_fit_gives_no_observation() -> None:
+    board = RealTimeBoard()
+    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    watch.start(Trained(100), MODE, epochs=1, power_limit_w=30)
+    watch.loader_seen(changed=True)
+    board.clock.sleep_s(10.0)
+    watch.loader_handled(app_has_finished=True)
+    assert watch.finish() is None, "nobody knows when it ended"
+
+
+def test_nothing_more_is_measured_once_the_batch_changes_in_the_midst_of_a_training(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
+        watch.loader_seen(changed=True)
+        watch.loader_handled()
+        assert watch.minibatches_ended([], paused=False)
+        assert board.mode == OTHER
+        watch.loader_seen(changed=True)
+        assert board.mode == MODE
+        watch.loader_handled()
+        assert not watch.minibatches_ended([TIMES] * 5, paused=False)
+        board.clock.sleep_s(50.0)
+        assert watch.finish() is None, "it trained minibatches of two kinds"
+    assert journal.records == ()
+
+
+@pytest.mark.parametrize(
+    ("planned_s", "profiled_modes", "measures"),
+    [
+        (60.0, 5, True),  # 500 minibatches of 0.1 s leave 10 s
+        (51.0, 5, False),
+        (51.0, 4, True),  # too little is known: the round may become a quarter longer
+        (40.0, 4, False),
+        (0.0, 5, True),  # it is not known
+    ],
+)
+def test_measuring_takes_only_the_time_that_the_round_leaves(
+    tmp_path: Path, planned_s: float, profiled_modes: int, measures: bool
+) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        trained = measured_in_time(board, journal, extra_s=4.0)
+        trained.profiled_modes = profiled_modes
+        watch.start(trained, MODE, epochs=1, power_limit_w=30, planned_s=planned_s)
+        assert watch.minibatches_ended([], paused=False) is measures
+        assert board.mode == (OTHER if measures else MODE)
+
+
+def test_a_measurement_that_takes_unexpectedly_long_ends_before_the_round_does(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch.start(measured_in_time(board, journal, extra_s=4.0), MODE, epochs=1, power_limit_w=30, planned_s=60.0)
+        reported, wanted = 0, watch.minibatches_ended([], paused=False)
+        while wanted:
+            board.clock.sleep_s(2.0)  # 20 times as long as in the training's own mode
+            wanted = watch.minibatches_ended([TIMES], paused=False)
+            reported += 1
+        assert board.mode == MODE and not journal.records
+        left_s = 0.1 * (500 - reported)
+        # It ends once 5 % more are expected, after the minibatch in progress. Each change of the mode takes 1 s.
+        assert 60.0 < board.clock.now_s() + left_s < 1.05 * 60.0 + 2.0 + 2.0

@@ -1,4 +1,4 @@
-"""Training a reference, by function and by command."""
+"""Training a reference, by function and by command, and the shipped one against the corpus that it was trained on."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import reference_models
 from reference_models.commands import app
 from reference_models.training import model_card, require_board_offers, train
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, FittedWorkload, ModeArray, Profile, write_profile
+from wattfleet.modes import BOARDS, FittedWorkload, ModeArray, Profile, read_profile, write_profile
 from wattfleet.prediction import Artefact, RooflinePredictor, read_artefact, restore_predictor
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
+
+# --- Training ---------------------------------------------------------------------------------------------------------
+# Training a reference, by function and by command.
+
 
 SPACE = BOARDS["orin-nano"].space.array()
 TIME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
@@ -220,3 +225,24 @@ def test_a_directory_with_foreign_files_is_refused_before_fitting(
     result = CliRunner().invoke(app, options(corpus_csv, tmp_path))
     assert isinstance(result.exception, InvalidInputError)
     assert "'corpus.csv', which is not part of a reference" in str(result.exception)
+
+
+# --- Shipped on corpus ------------------------------------------------------------------------------------------------
+# The shipped reference against the corpus that it was trained on.
+
+
+@pytest.mark.data
+def test_the_shipped_reference_matches_a_fit_to_its_corpus(corpora: Path) -> None:
+    artefact = reference_models.load("agx_orin_resnet18")
+    corpus = read_profile(corpora / "agx_orin_resnet18.csv")
+    shipped, refitted = (
+        restore_predictor(artefact).predict(corpus.modes),
+        RooflinePredictor.fit(corpus).predict(corpus.modes),
+    )
+    # Not bit for bit: another numerical library may round differently.
+    np.testing.assert_allclose(shipped.minibatch_ms, refitted.minibatch_ms, rtol=0.01)
+    np.testing.assert_allclose(shipped.power_mw, refitted.power_mw, rtol=0.01)
+    error = 100 * np.abs(shipped.minibatch_ms / corpus.minibatch_ms - 1)
+    stated = json.loads(artefact.manifest)["figures"]["corpus"]
+    assert error.mean() == pytest.approx(stated["time_mape_pct"], abs=0.01)
+    assert np.median(error) == pytest.approx(stated["time_median_ape_pct"], abs=0.01)

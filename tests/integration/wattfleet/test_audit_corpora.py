@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.fakes.damaged_profiles import (
+from tests.fakes.profiles import (
     clearly_wrong_rows,
     measured_profile,
     shipped_reference,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.agent_socket import Agent, agent_at
-from tests.fakes.power_aware_runs import WarningLog
+from tests.fakes.flower_in_process import WarningLog
 
 
 @pytest.fixture

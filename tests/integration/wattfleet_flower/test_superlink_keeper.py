@@ -15,8 +15,7 @@ from flwr.supercore.error import FlowerError
 
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.certified import LIFETIME, CertifiedFleet, calling, certified, joined
-from tests.fakes.served import serving
+from tests.fakes.served import LIFETIME, CertifiedFleet, calling, certified, joined, serving
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.superlink.access import ControlAccess, NodeRegistry, StoredList, flower_key
 from wattfleet_flower.superlink.keeper import Keeper

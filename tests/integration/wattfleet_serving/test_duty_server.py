@@ -1,18 +1,32 @@
-"""`DutyServer` alone: batches, errors of single requests, shapes, and clients that disconnect."""
+"""`DutyServer`: batches, errors of single requests, clients that disconnect, measuring, and its light imports."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotAnsweredError
+from typing import Any
 
 import numpy as np
 import pytest
 
+import wattfleet_serving
+from edge_agent.profiling.mode_measurement import MeasurementError, ProfilerSettings
+from edge_agent.serving.duty_planning import InferenceMeasuring
+from edge_agent.serving.server_stream import ServerGoneError
+from tests.fakes.boards import MODE
+from tests.fakes.duties import FAST, HALF, DutyAgent, Planning, duty, duty_agent_at
 from tests.fakes.polling import eventually, until
+from wattfleet.modes import Measurement, Profile, Task
 from wattfleet_serving import DutyServer, RequestRefusedError, ServerClosedError
+
+# --- Duty server ------------------------------------------------------------------------------------------------------
+# `DutyServer` alone: batches, errors of single requests, shapes, and clients that disconnect.
 
 
 class Doubles:
@@ -189,3 +203,155 @@ def test_a_closed_server_answers_nobody(model, tmp_path):
         waiting.result(10)
     with pytest.raises(ServerClosedError):
         server.answer_blocking(2)
+
+
+# --- Measured batches -------------------------------------------------------------------------------------------------
+# Batches that `DutyServer` repeats for the agent while it measures the device.
+
+
+class Model:
+    """Returns its inputs, immediately or once it is no longer held; it can fail for batches of more than one."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[object]] = []
+        self.fails = False
+        self.held = threading.Event()
+        self.held.set()
+
+    def __call__(self, inputs: list[object]) -> list[object]:
+        self.batches.append(list(inputs))
+        assert self.held.wait(10)
+        time.sleep(0.02)
+        if self.fails and len(inputs) > 1:
+            raise MemoryError("no room for so many")
+        return inputs
+
+
+@pytest.fixture
+def agent(tmp_path):
+    with duty_agent_at(tmp_path / "agent.sock", duty(latency_ms=5_000.0)) as running:
+        yield running
+
+
+@pytest.fixture
+def measured_model():
+    return Model()
+
+
+@pytest.fixture
+def measured_server(agent, measured_model):
+    with DutyServer(measured_model, largest_batch=8, agent_socket=agent.socket) as measured_server:
+        yield measured_server
+        measured_model.held.set()
+
+
+def on(agent: DutyAgent, work: Coroutine[Any, Any, float]) -> Future[float]:
+    return asyncio.run_coroutine_threadsafe(work, agent.loop)
+
+
+def test_a_batch_has_copies_of_the_latest_answered_request(agent, measured_model, measured_server):
+    with pytest.raises(ServerGoneError, match="no connected inference server can measure"):
+        on(agent, agent.servicer.measured_ms(3, 20.0)).result(10)
+    measured_server.answer_blocking("a picture")
+    until(lambda: agent.servicer.largest_measured == 8)
+    assert on(agent, agent.servicer.measured_ms(3, 20.0)).result(10) >= 20.0
+    assert measured_model.batches == [["a picture"], ["a picture"] * 3]
+    with pytest.raises(ServerGoneError):
+        on(agent, agent.servicer.measured_ms(9, 20.0)).result(10)
+    assert agent.turns.kept_duty().requests == 1, "nobody has asked for the copies"
+    assert agent.turns.times.minibatch_ms(MODE) is None, "they tell nothing of trainings"
+
+
+def test_requests_go_before_a_batch_that_would_make_them_late(agent, measured_model, measured_server):
+    measured_server.answer_blocking("first")
+    until(lambda: agent.servicer.largest_measured == 8)
+    measured_model.held.clear()
+    measured = on(agent, agent.servicer.measured_ms(2, 20.0))
+    until(lambda: len(measured_model.batches) == 2)
+    waiting = measured_server.submit("second")
+    time.sleep(0.1)
+    following = on(agent, agent.servicer.measured_ms(4, 4_900.0))  # of 5 s
+    time.sleep(0.1)
+    measured_model.held.set()
+    assert waiting.result(10) == "second"
+    assert measured.result(10) > 0 and following.result(10) > 0
+    assert [len(batch) for batch in measured_model.batches] == [1, 2, 1, 4]
+    assert measured_model.batches[2] == ["second"]
+
+
+def test_a_model_that_fails_for_a_batch_goes_on_answering(agent, measured_model, measured_server):
+    measured_server.answer_blocking("first")
+    until(lambda: agent.servicer.largest_measured == 8)
+    measured_model.fails = True
+    with pytest.raises(MeasurementError, match="MemoryError: no room for so many"):
+        on(agent, agent.servicer.measured_ms(8, 20.0)).result(10)
+    assert measured_server.answer_blocking("second") == "second"
+
+
+def test_a_server_that_goes_ends_what_is_measured(agent, measured_model, tmp_path):
+    measured_server = DutyServer(measured_model, largest_batch=8, agent_socket=agent.socket)
+    measured_server.answer_blocking("first")
+    until(lambda: agent.servicer.largest_measured == 8)
+    measured_model.held.clear()
+    measured = on(agent, agent.servicer.measured_ms(2, 20.0))
+    until(lambda: len(measured_model.batches) == 2)
+    measured_server._stream.close()  # noqa: SLF001 - as if its process were killed
+    with pytest.raises(ServerGoneError, match="has disconnected"):
+        measured.result(10)
+    assert agent.servicer.largest_measured == 0
+    measured_model.held.set()
+    measured_server.close()
+
+
+def test_a_mode_is_measured_over_the_socket_while_requests_are_answered(
+    agent, measured_model, measured_server, tmp_path
+):
+    """With a board in real time, whose power is 12 W; it takes a few seconds until the power has settled."""
+    planning = Planning(tmp_path)
+    planning._turns = agent.turns  # noqa: SLF001 - plans for this agent
+    planning.rows.add("camera", Profile.of([Measurement(HALF, 20.0, 9e3, 1)], Task.INFERENCE))
+    measured_server.answer_blocking("a picture")
+    until(lambda: agent.servicer.largest_measured == 8)
+    planning.front()
+    settings = ProfilerSettings(minibatches=5, power_samples=3)
+    measuring = InferenceMeasuring(agent.device, agent.turns, planning, planning.rows, agent.servicer, 2, settings)
+    agent.turns.judge = planning.judge
+    (wanted,) = measuring.wanted([FAST])
+    ending, late = threading.Event(), []
+
+    def requests() -> None:
+        while not ending.wait(0.05):
+            begun_s = time.monotonic()
+            measured_server.answer_blocking("another")
+            late.append(time.monotonic() - begun_s)
+
+    asking = threading.Thread(target=requests)
+    asking.start()
+    measuring.measure([wanted], lambda progress: None)
+    ending.set()
+    asking.join()
+    rows = planning.rows.read("camera").measurements()
+    assert {(each.mode, each.batch, each.power_mw) for each in rows} >= {(FAST, 1, 12e3), (FAST, 8, 12e3)}
+    assert all(20.0 <= each.minibatch_ms < 500.0 for each in rows)
+    assert len(late) > 10 and max(late) < 5.0, "each within the limit"
+
+
+# --- Serving imports --------------------------------------------------------------------------------------------------
+# The modules that the imports of an inference server load, in a fresh Python process.
+
+HEAVY = ("numpy", "scipy", "pandas", "torch", "flwr", "pydantic", "edge_agent", "coordinator", "wattfleet_flower")
+
+
+def test_an_inference_server_and_a_shared_loader_load_no_heavy_library() -> None:
+    code = (
+        f"import sys; from wattfleet_serving import DutyServer, share_device; print(*({HEAVY!r} & sys.modules.keys()))"
+    )
+    code = code.replace(repr(HEAVY), repr(set(HEAVY)))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_every_public_name_can_be_imported() -> None:
+    assert {"DutyServer", "share_device"} < set(wattfleet_serving.__all__)
+    for name in wattfleet_serving.__all__:
+        assert getattr(wattfleet_serving, name).__name__ == name

@@ -99,7 +99,7 @@ def test_rounds_complete(tmp_path: Path) -> None:
     assert "agx-orin-0" in page and "simulated" in page and "Run 1 (perceptron) reached" in page
 
 
-# The short forms are in `test_in_process` and `tests/integration/deploy/test_run_rounds.py`.
+# The short forms are in `test_in_process` and `tests/integration/deploy/test_image_scripts.py`.
 @pytest.mark.slow
 def test_a_failing_run_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,6 @@
-"""`wattfleet agent choose`, `explain` and `front` on a profiled device."""
+"""`wattfleet agent choose`, `explain` and `front` on a profiled device, and `wattfleet advise`."""
+
+from __future__ import annotations
 
 import errno
 import json
@@ -9,18 +11,32 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from edge_agent.cli.choose import _PROBABILITY
+import reference_models
+from edge_agent.cli import front as front_command
+from edge_agent.cli.choose import _PROBABILITY, app
+from edge_agent.cli.front_plots.view import FrontView
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.learning.transfer import Transfer, UnusableReferenceError
+from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.stored_profile import WorkloadFolders
-from tests.fakes.jetson_boards import ORIN_NANO
-from tests.fakes.jetson_tree import FakedJetson
-from tests.fakes.stored_workloads import only_workload
+from tests.fakes.agent_settings import only_workload
+from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson
+from tests.fakes.fleets import front
 from tests.fixtures.edge_agent import PROFILED
+from wattfleet.choosing import Front
 from wattfleet.choosing.choice import PROBABILITY
-from wattfleet.modes import PROFILE_COLUMNS, PowerMode, board_named, modes_to_array
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import BOARDS, PROFILE_COLUMNS, PowerMode, Task, WorkloadFacts, board_named, modes_to_array
+from wattfleet.prediction import pack_artefact, restore_predictor
+
+# --- `choose` ---------------------------------------------------------------------------------------------------------
+# `wattfleet agent choose`, `explain` and `front` on a profiled device.
+
 
 HIGHEST = "6,1510400,624750000,2133000000"
 HIGHEST_LABEL = "6c 1.51/0.62/2.13"
@@ -314,3 +330,120 @@ def test_a_missing_library_is_named_with_its_extra(run, tmp_path, monkeypatch, o
     ended = run("front", option, tmp_path / "front")
     assert ended.code == 2
     assert f"{module} is not installed" in ended.err and "pip install 'wattfleet[plots]'" in ended.err
+
+
+# --- `advise` ---------------------------------------------------------------------------------------------------------
+# `wattfleet advise`: the output and exit code of the comparison of profiling methods.
+
+METHODS = {"transfer", "scratch", "binary-search", "brute-force"}
+
+
+def advise(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "100"})
+
+
+def content(*arguments: object):
+    ended = advise(*arguments, "--json")
+    assert ended.exit_code == 0, ended.output
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize("kind", BOARDS)
+def test_every_board_gets_a_comparison_of_all_methods(kind: str) -> None:
+    found = content("--board", kind, "--training-hours", 24)
+    assert {row["method"] for row in found["methods"]} == METHODS
+    assert found["recommended"] in found["methods"]
+    brute = next(row for row in found["methods"] if row["method"] == "brute-force")
+    assert brute["modes"] == len(BOARDS[kind].space)
+
+
+def test_the_table_labels_every_figure_with_its_source() -> None:
+    ended = advise("--board", "agx-orin", "--training-hours", 72, "--workload-changes", "often")
+    words = " ".join(ended.stdout.split())
+    assert "predicted by the reference agx_orin_resnet18" in words
+    assert "mean of four measured workloads (docs/choosing.md)" in words
+    assert "measuring of 20 workloads (the workload changes often)" in words
+    assert "Recommended: transfer with " in words
+    assert "Measure with: wattfleet agent profile --method transfer --modes " in words
+
+
+def test_a_slower_workload_takes_longer_to_measure() -> None:
+    seconds = [
+        content("--board", "orin-nano", "--training-hours", 24, "--minibatch-ms", ms)["methods"][-1]["measuring_s"]
+        for ms in (300, 600)
+    ]
+    assert seconds[1] > 1.5 * seconds[0]
+
+
+def test_only_binary_search_measures_more_for_more_budgets() -> None:
+    one, five = (
+        {(row["method"], index): row["modes"] for index, row in enumerate(found["methods"])}
+        for found in (content("--board", "orin-nano", "--training-hours", 24, "--budgets", n) for n in (1, 5))
+    )
+    assert {method for method, index in one if one[method, index] != five[method, index]} == {"binary-search"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--board", "tx2", "--training-hours", 1), "unknown board kind 'tx2': choose one of agx-orin"),
+        (("--board", "agx-orin", "--training-hours", 0), "hours of training must be finite and above 0, not 0"),
+        (("--board", "agx-orin", "--training-hours", "nan"), "must be finite and above 0, not nan"),
+        (("--board", "agx-orin", "--training-hours", 1, "--reference", "none"), "unknown reference 'none': choose"),
+        (("--board", "agx-orin", "--training-hours", 1, "--minibatch-ms", -1), "--minibatch-ms must be finite"),
+    ],
+)
+def test_bad_input_is_answered_with_what_to_do(arguments: tuple[object, ...], said: str) -> None:
+    ended = advise(*arguments)
+    assert isinstance(ended.exception, InvalidInputError) and said in str(ended.exception)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--board", "agx-orin"), ("--training-hours", 1), ("--board", "agx-orin", "--training-hours", "long")]
+)
+def test_what_is_missing_or_no_number_is_a_usage_error(arguments: tuple[object, ...]) -> None:
+    assert advise(*arguments).exit_code == 2
+
+
+# --- Front batches ----------------------------------------------------------------------------------------------------
+# Table and JSON output of fronts whose points differ in batch size, and references of another task.
+
+SHIPPED = reference_models.load("agx_orin_resnet18")
+HEADER = JournalHeader("jetson-07", "agx-orin", "hardware", "resnet18-imagenet", 16)
+
+
+def view(batch):
+    two = front((1.0, 20.0), (2.0, 10.0))
+    points = Front(two.modes, two.epoch_s, two.power_w, two.epoch_log_sd, two.power_log_sd, two.warmup_s, batch)
+    predicted = (points.warmup_s, points.epoch_s, points.power_w, points.epoch_log_sd, points.power_log_sd)
+    nothing_measured = (np.empty((0, 4)), *np.empty((3, 0)))
+    return FrontView("orin-0", points, np.zeros(2, dtype=bool), *predicted, *nothing_measured, 100, False)
+
+
+def test_json_has_the_batch_only_where_it_differs():
+    assert [point["batch"] for point in view(np.array([4, 1])).content()["front"]] == [4, 1]
+    assert all("batch" not in point for point in view(None).content()["front"])
+
+
+@pytest.mark.parametrize(("batch", "shown"), [(np.array([4, 1]), True), (None, False), (np.array([4, 4]), False)])
+def test_the_table_has_a_batch_column_where_there_are_several(capsys, batch, shown):
+    front_command._print(view(batch))  # noqa: SLF001
+    assert ("batch" in capsys.readouterr().out) is shown
+
+
+def packed(facts):
+    details = SHIPPED.details
+    return pack_artefact(restore_predictor(SHIPPED), details.workload, details.board, {}, {}, facts)
+
+
+def test_a_reference_of_inference_is_refused_for_training():
+    with pytest.raises(UnusableReferenceError, match="is for inference, but this device trains: choose a reference"):
+        Transfer((packed(WorkloadFacts(Task.INFERENCE)),), HEADER, 100).priors()
+    Transfer((packed(WorkloadFacts(batch=16)),), HEADER, 100).priors()
+    Transfer((SHIPPED,), HEADER, 100).priors()
+
+
+def test_a_fitted_predictor_keeps_what_was_known():
+    transfer = Transfer((SHIPPED,), HEADER, 100, WorkloadFacts(loader_workers=0))
+    fitted = transfer.packed(transfer.priors()[0], 5)
+    assert fitted.details.facts == WorkloadFacts(batch=16, loader_workers=0)

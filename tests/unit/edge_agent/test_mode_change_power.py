@@ -14,9 +14,19 @@ import pytest
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.nvpmodel import RebootNeededError
 from edge_agent.devices.virtual.physics import board_parameters
-from tests.fakes.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
-from tests.fakes.jetson_boards import AGX_ORIN_JP5, CAP_4_5, FAKED_BOARDS, NANO, XAVIER_AGX
-from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs
+from tests.fakes.faked_jetson import (
+    AGX_ORIN_JP5,
+    CAP_4_5,
+    CPU,
+    FAKED_BOARDS,
+    LOCK,
+    NANO,
+    XAVIER_AGX,
+    FakedJetson,
+    FakedNvpmodel,
+    open_nvpmodel,
+    open_sysfs,
+)
 from wattfleet.modes import PowerMode
 
 BOARDS = pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)

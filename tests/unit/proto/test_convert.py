@@ -1,4 +1,4 @@
-"""Conversion between messages and the core's types: round trips, and refusal of invalid fronts."""
+"""Conversion between messages and the core's types, and communication between neighbouring versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.fakes.fronts import columns_of, front, of_batches
+from tests.fakes.fleets import columns_of, front, of_batches
 from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import MAX_BATCH_OPTIONS, BatchOptions, PowerMode, Processor, Task, Workload, WorkloadFacts
@@ -28,7 +28,12 @@ from wattfleet_proto.convert import (
     workload_to_message,
 )
 from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.names import MAJOR, MINOR, ProtocolVersionError, common_version, own_version
 from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
+
+# --- Convert ----------------------------------------------------------------------------------------------------------
+# Conversion between messages and the core's types: round trips, and refusal of invalid fronts.
+
 
 hertz = st.integers(1, 10**12 - 1)
 modes = st.builds(PowerMode, st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), hertz, hertz)
@@ -282,3 +287,30 @@ def with_options(*options: tuple[int, float]) -> power_pb2.Workload:
 def test_a_workload_that_cannot_be_is_refused(message: power_pb2.Workload, error: str) -> None:
     with pytest.raises(InvalidInputError, match=error):
         workload_from_message(message)
+
+
+# --- Neighbouring versions --------------------------------------------------------------------------------------------
+# Agents and coordinators of neighbouring versions can communicate.
+
+
+def version(major: int, minor: int) -> session_pb2.ProtocolVersion:
+    return session_pb2.ProtocolVersion(major=major, minor=minor)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "common"),
+    [
+        (version(MAJOR, MINOR), version(MAJOR, MINOR)),
+        (version(MAJOR, MINOR + 1), version(MAJOR, MINOR)),
+    ],
+)
+def test_the_older_minor_version_is_spoken(
+    theirs: session_pb2.ProtocolVersion, common: session_pb2.ProtocolVersion
+) -> None:
+    assert common_version(theirs) == common
+    assert common_version(own_version()) == own_version()
+
+
+def test_another_major_version_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ProtocolVersionError, match=r"1\.2 is incompatible with protocol 2\.\d+: update the older of"):
+        common_version(version(1, 2))

@@ -1,11 +1,24 @@
-"""Tasks: cancelled ones stay cancelled, and shielded ones are finished."""
+"""Tasks that are cancelled or shielded, the rate limit, and the timing of minibatches in a loop."""
+
+from __future__ import annotations
 
 import asyncio
 import threading
 
 import pytest
 
-from wattfleet_io.tasks import background_task, run_until_first, shield_until_done, stop_tasks, with_timeout
+from wattfleet_io.tasks import (
+    TokenBucket,
+    background_task,
+    run_until_first,
+    shield_until_done,
+    stop_tasks,
+    with_timeout,
+)
+from wattfleet_io.wrapped_loader import BatchTimes, timed_batches
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
+# Tasks: cancelled ones stay cancelled, and shielded ones are finished.
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -113,3 +126,66 @@ async def test_an_error_while_the_others_are_cancelled_is_raised():
 
     with pytest.raises(ValueError, match="cannot be put back"):
         await run_until_first({"device": fails_at_its_end(), "stop": asyncio.sleep(0.01)})
+
+
+# --- Token bucket -----------------------------------------------------------------------------------------------------
+# The rate limit: bursts pass, and the long-term rate is kept.
+
+
+def test_a_burst_passes_and_the_next_event_waits_for_its_turn() -> None:
+    bucket = TokenBucket.full(per_s=2.0, burst=3.0, now_s=10.0)
+    assert [bucket.take(10.0) for _ in range(4)] == [True, True, True, False]
+    assert not bucket.take(10.4)
+    assert bucket.take(10.5) and not bucket.take(10.5)
+
+
+def test_a_long_pause_allows_no_more_than_a_burst() -> None:
+    bucket = TokenBucket.full(per_s=2.0, burst=3.0, now_s=0.0)
+    assert [bucket.take(1e6) for _ in range(4)] == [True, True, True, False]
+
+
+def test_events_that_are_taken_in_advance_wait_longer_and_longer() -> None:
+    bucket = TokenBucket.full(per_s=2.0, burst=1.0, now_s=0.0)
+    assert [bucket.take_later(0.0) for _ in range(3)] == [0.0, 0.5, 1.0]
+    assert bucket.take_later(1.0) == 0.5
+
+
+# --- Batch timing -----------------------------------------------------------------------------------------------------
+# Timing minibatches from inside a training loop.
+
+
+class FakeClock:
+    """A clock that only moves when a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def now_s(self) -> float:
+        return self.now
+
+
+def test_fetching_and_computing_are_timed_apart() -> None:
+    clock = FakeClock()
+    times: list[BatchTimes] = []
+
+    def loader():
+        for batch in "ab":
+            clock.now += 0.25
+            yield batch
+
+    def finish_step() -> None:
+        clock.now += 0.5
+
+    for _ in timed_batches(loader(), lambda: True, times.append, finish_step, clock.now_s):
+        clock.now += 1.0
+
+    assert times == [BatchTimes(250.0, 1500.0, 1.75), BatchTimes(250.0, 1500.0, 3.5)]
+
+
+def test_batches_pass_untimed_once_timing_is_off() -> None:
+    times: list[BatchTimes] = []
+
+    batches = list(timed_batches(range(4), lambda: len(times) < 2, times.append, lambda: None))
+
+    assert batches == [0, 1, 2, 3]
+    assert len(times) == 2
