@@ -109,7 +109,7 @@ page-pictures: install ## Take the pictures of the page in docs/images, with Deb
 	PAGE_PICTURES=docs/images $(BIN)/pytest --numprocesses=0 tests/integration/coordinator/test_page.py
 
 report-picture: demo ## Take the picture of the report in docs/images, with Debian's Chromium
-	REPORT_PICTURE=docs/images/report.png $(BIN)/pytest --numprocesses=0 -k picture tests/integration/wattfleet_simulation/test_report_html.py
+	REPORT_PICTURE=docs/images/report.png $(BIN)/pytest --numprocesses=0 -k picture tests/integration/simulation/test_report_html.py
 
 fuzz: install ## Send hostile input to every RPC, socket and file reader for 60 s each; FUZZ_SEED replays one
 	FUZZ_S=$${FUZZ_S:-60} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)000} $(PYTEST) --timeout=1800 tests/fuzz

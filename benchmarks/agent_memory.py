@@ -20,10 +20,10 @@ from pathlib import Path
 import psutil
 
 from edge_agent.exporter import read_url
-from wattfleet_identity.channels import Endpoint
+from wattfleet.common.identity.channels import Endpoint
+from wattfleet.simulation.flower import Parts, program
+from wattfleet.simulation.run import CoordinatorView
 from wattfleet_proto.v1 import session_pb2
-from wattfleet_simulation.flower import Parts, program
-from wattfleet_simulation.run import CoordinatorView
 
 _READY_WITHIN_S = 120.0
 _IDLES_FOR_S = 5

@@ -23,8 +23,8 @@ from edge_agent.devices.virtual.physics import board_parameters
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.mode_measurement import settled_minibatch_ms, settled_power_mw
 from edge_agent.profiling.profiler import Profiler
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import (
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import (
     BOARDS,
     ModeArray,
     Profile,
@@ -35,9 +35,9 @@ from wattfleet.modes import (
     modes_to_array,
     read_profile,
 )
-from wattfleet.prediction import RooflinePredictor
-from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
-from wattfleet_simulation.board_fit import AGX_CORPUS, INFERENCE_CORPORA, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
+from wattfleet.core.prediction import RooflinePredictor
+from wattfleet.core.prediction.roofline import power_mw, settings_of, step_time_ms
+from wattfleet.simulation.board_fit import AGX_CORPUS, INFERENCE_CORPORA, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
 
 # Minutes per epoch and watts at MAXN, ResNet-18 on 50,000 images. From PowerTrain, section 1; the Orin Nano's from the
 # measurements behind that paper. No figure of an Orin NX is published.

@@ -8,10 +8,10 @@ from time import process_time
 import numpy as np
 
 from coordinator.state.fleet import Fleet
-from wattfleet.choosing import Front
-from wattfleet.modes import Workload
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import FastestK
+from wattfleet.core.choosing import Front
+from wattfleet.core.modes import Workload
+from wattfleet.core.planning import Allowance
+from wattfleet.core.planning.policies import FastestK
 from wattfleet_proto.device_state import DeviceState
 
 _W_PER_DEVICE = 20.0

@@ -20,9 +20,9 @@ from statistics import median
 from typing import Any
 
 from edge_agent.workloads.loading import SHIPPED, open_workload
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 
-_COMMAND = "from wattfleet_io.cli import main; main()"
+_COMMAND = "from wattfleet.common.cli import main; main()"
 _WARM_UP_MINIBATCHES = 100
 
 

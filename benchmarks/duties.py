@@ -19,11 +19,11 @@ import numpy as np
 
 from edge_agent.devices.virtual.served_duty import SharedBoard, serve_duty
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from wattfleet.choosing import KnownModes
-from wattfleet.duties import Demand, ModesWithDuty, NoTrainingTimeError, SharedMode, UnkeptDutyError, keep_duty
-from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.modes import BatchArray, ModeArray, Profile, Task, Workload, WorkloadFacts
-from wattfleet.prediction import RooflinePredictor
+from wattfleet.core.choosing import KnownModes
+from wattfleet.core.duties import Demand, ModesWithDuty, NoTrainingTimeError, SharedMode, UnkeptDutyError, keep_duty
+from wattfleet.core.errors import InfeasibleBudgetError
+from wattfleet.core.modes import BatchArray, ModeArray, Profile, Task, Workload, WorkloadFacts
+from wattfleet.core.prediction import RooflinePredictor
 
 INFERENCES = ("mobilenetv3", "resnet")
 DEMANDS = ((60.0, 1000.0), (60.0, 300.0), (30.0, 200.0), (120.0, 500.0))

@@ -13,7 +13,7 @@ the simulated board, it also does so: both processes compute on one core for as 
 
 - `arrival_per_s`: requests per second, chosen so that inference alone, in batches of the largest size, would use
   `--inference-share` of the device.
-- `planned_per_s`: training minibatches per second that `wattfleet.duties.keep_duty` plans, from the times of a
+- `planned_per_s`: training minibatches per second that `wattfleet.core.duties.keep_duty` plans, from the times of a
   minibatch, of inference batches, and of a switch between both. The times are measured on the host, or come from the
   simulated board's physics.
 - `trained_per_s`: trained minibatches per second; `of_plan_pct` is this relative to the plan.
@@ -46,10 +46,10 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from wattfleet.choosing import KnownModes
-from wattfleet.duties import Demand, keep_duty
-from wattfleet.modes import Task, Workload, WorkloadFacts
-from wattfleet_serving import DutyServer, share_device
+from wattfleet.core.choosing import KnownModes
+from wattfleet.core.duties import Demand, keep_duty
+from wattfleet.core.modes import Task, Workload, WorkloadFacts
+from wattfleet.serving import DutyServer, share_device
 
 _WARM_UP, _MEASURED = 5, 40
 _IMAGE = (3, 64, 64)
@@ -144,7 +144,7 @@ def _planned_per_s(
 def _agent(options: argparse.Namespace, folder: Path) -> Iterator[str]:
     """Run an agent with the duty in force; yields its socket."""
     socket = str(folder / "agent.sock")
-    command = [sys.executable, "-c", "from wattfleet_io.cli import main; main()", "agent"]
+    command = [sys.executable, "-c", "from wattfleet.common.cli import main; main()", "agent"]
     spec = "host" if options.device == "host" else f"simulated:{_BOARD}:real-time"
     run = ["run", "--device", spec, "--device-id", "here", "--coordinator", "127.0.0.1:9"]
     with (folder / "agent.log").open("w") as log:

@@ -40,12 +40,12 @@ from benchmarks.federated.learning import Federation, LocalWork, Model
 from benchmarks.federated.tasks import TASKS, LearningTask
 from benchmarks.virtual_fleet import Busy, Call, LoopClock, NodeWork, VirtualFleet, VirtualGrid, virtual_fleet
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.modes import Workload, WorkloadFacts
-from wattfleet_flower import PlanningError, PowerAware
-from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS, PlainFlower, Presets, TrainedBoards, TrueBoard, Way
-from wattfleet_simulation.baselines import idle_w as true_idle_w
-from wattfleet_simulation.virtual_time import stretches
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.core.modes import Workload, WorkloadFacts
+from wattfleet.flower import PlanningError, PowerAware
+from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS, PlainFlower, Presets, TrainedBoards, TrueBoard, Way
+from wattfleet.simulation.baselines import idle_w as true_idle_w
+from wattfleet.simulation.virtual_time import stretches
 
 NEW, AGAIN, OTHER = "new workload", "the same again", "another network"
 """The three runs of a fleet, in this order."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 
 
 class Images(NamedTuple):

@@ -23,8 +23,8 @@ from threadpoolctl import threadpool_limits
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from reference_models import load
 from reference_models.training import percentage_errors, without_target
-from wattfleet.modes import BOARDS, Hardware, Profile, Workload, WorkloadFacts, read_profile
-from wattfleet.prediction import RooflinePredictor, restore_predictor
+from wattfleet.core.modes import BOARDS, Hardware, Profile, Workload, WorkloadFacts, read_profile
+from wattfleet.core.prediction import RooflinePredictor, restore_predictor
 
 MODES = (0, 2, 5)
 _REFERENCE = "agx_orin_resnet18"

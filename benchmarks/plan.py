@@ -45,9 +45,9 @@ from scipy.sparse import csr_array, hstack
 from threadpoolctl import threadpool_limits
 
 from benchmarks.coordinator_plan import coordinator_plan_ms
-from wattfleet.budgets import Supplies, Supply
-from wattfleet.choosing import Front
-from wattfleet.planning import (
+from wattfleet.core.budgets import Supplies, Supply
+from wattfleet.core.choosing import Front
+from wattfleet.core.planning import (
     SITE,
     Allowance,
     Curves,
@@ -59,7 +59,7 @@ from wattfleet.planning import (
     min_makespan,
     plan_round,
 )
-from wattfleet.planning.policies import FastestK, Progress
+from wattfleet.core.planning.policies import FastestK, Progress
 
 _RACK = 20
 _RACKS_ON_A_CIRCUIT = 10

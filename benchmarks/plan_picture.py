@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from wattfleet.choosing import Front
-from wattfleet.planning import Allowance, Offer, curves_of, plan_round
-from wattfleet.planning.policies import FastestK
+from wattfleet.core.choosing import Front
+from wattfleet.core.planning import Allowance, Offer, curves_of, plan_round
+from wattfleet.core.planning.policies import FastestK
 
 _SPARE_W = 22.0
 _IDLE_W = 5.0

@@ -15,10 +15,10 @@ import numpy as np
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
-from wattfleet.modes import board_with_modes, read_profile
-from wattfleet.prediction import RooflinePredictor
-from wattfleet_evaluation.judging.sources import find_reference, references_of
-from wattfleet_evaluation.judging.transfer import evaluate_transfer
+from wattfleet.core.modes import board_with_modes, read_profile
+from wattfleet.core.prediction import RooflinePredictor
+from wattfleet.evaluation.judging.sources import find_reference, references_of
+from wattfleet.evaluation.judging.transfer import evaluate_transfer
 
 REFERENCE = "agx_orin_resnet18"
 SIZES = (2, 5, 10, 20, 50, 100)

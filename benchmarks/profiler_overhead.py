@@ -27,8 +27,8 @@ from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSettings
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.workloads.loading import StepTimes
-from wattfleet.modes import ModeArray, PowerMode, modes_to_array
-from wattfleet_io.clock import SystemClock
+from wattfleet.common.clock import SystemClock
+from wattfleet.core.modes import ModeArray, PowerMode, modes_to_array
 
 _MODE = PowerMode(1, 1_000_000, 1_000_000_000, 1_000_000_000)
 _POWER_MW = 10_000.0

@@ -2,7 +2,7 @@
 
     python -m benchmarks.profiling_methods [--data ../shared/data] [--runs 20] [--method transfer] [--json]
 
-The figures of `wattfleet.choosing.sampling` are the means over the files as printed here. Each file is
+The figures of `wattfleet.core.choosing.sampling` are the means over the files as printed here. Each file is
 evaluated as `wattfleet evaluate choice` does, over the rows that pass its audit. `transfer` starts from the shipped
 reference without the file's network. `scratch` chooses what to measure in the same way, but fits without a reference.
 `binary-search` searches separately for each budget.
@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from wattfleet.modes import Profile, board_with_modes, read_profile
-from wattfleet.prediction import MIN_MODES, Predictor, RooflinePredictor
-from wattfleet_evaluation.choice_methods import BinarySearch, ChoiceMethod, MeasureWhatMatters
-from wattfleet_evaluation.corpus_predictions import Fit
-from wattfleet_evaluation.judging.sources import audited, find_reference
-from wattfleet_evaluation.judging.transfer import ChoiceCases, evaluate_choice
+from wattfleet.core.modes import Profile, board_with_modes, read_profile
+from wattfleet.core.prediction import MIN_MODES, Predictor, RooflinePredictor
+from wattfleet.evaluation.choice_methods import BinarySearch, ChoiceMethod, MeasureWhatMatters
+from wattfleet.evaluation.corpus_predictions import Fit
+from wattfleet.evaluation.judging.sources import audited, find_reference
+from wattfleet.evaluation.judging.transfer import ChoiceCases, evaluate_choice
 
 _SHIPPED = "agx_orin_resnet18"
 _TRANSFER_MODES = (0, 5, 10, 20, 50)

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from reference_models.training import percentage_errors
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import Profile, read_profile
-from wattfleet.prediction import Predictor
-from wattfleet_evaluation.choice_methods import RandomThenPredict
-from wattfleet_evaluation.judging.transfer import evaluate_choice
-from wattfleet_evaluation.powertrain import PowerTrainPredictor, Schedule
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import Profile, read_profile
+from wattfleet.core.prediction import Predictor
+from wattfleet.evaluation.choice_methods import RandomThenPredict
+from wattfleet.evaluation.judging.transfer import evaluate_choice
+from wattfleet.evaluation.powertrain import PowerTrainPredictor, Schedule
 
 REFERENCE, TARGET = "agx_orin_resnet18", "agx_orin_mobilenetv3"
 BUDGETS_W = range(17, 51)

@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from edge_agent.devices.device import PowerTrace
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from threadpoolctl import threadpool_limits
 
 from reference_models import load
 from reference_models.training import PopulationCorpus, percentage_errors, read_population
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import board_named
-from wattfleet.prediction import (
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import board_named
+from wattfleet.core.prediction import (
     Member,
     Population,
     RooflinePredictor,

@@ -27,9 +27,9 @@ from coordinator.state.records import (
 from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
-from wattfleet.choosing import MAX_FRONT_POINTS, Front
-from wattfleet.modes import PowerMode, modes_to_array
-from wattfleet.planning import Assignment, Decision, RoundPlan
+from wattfleet.core.choosing import MAX_FRONT_POINTS, Front
+from wattfleet.core.modes import PowerMode, modes_to_array
+from wattfleet.core.planning import Assignment, Decision, RoundPlan
 
 _MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
 

@@ -26,10 +26,10 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from threadpoolctl import threadpool_limits
 
 from reference_models import load
-from wattfleet.choosing import predicted_front
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import BatchArray, ModeArray, Profile, board_named, read_profile
-from wattfleet.prediction import (
+from wattfleet.core.choosing import predicted_front
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import BatchArray, ModeArray, Profile, board_named, read_profile
+from wattfleet.core.prediction import (
     DEFAULT_PREDICTOR,
     Prediction,
     Predictor,

@@ -23,8 +23,8 @@ from threadpoolctl import threadpool_limits
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from reference_models import load
 from reference_models.training import percentage_errors
-from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, WorkloadFacts
-from wattfleet.prediction import RooflinePredictor, restore_predictor
+from wattfleet.core.modes import BOARDS, ModeArray, Profile, Workload, WorkloadFacts
+from wattfleet.core.prediction import RooflinePredictor, restore_predictor
 
 KINDS = ("agx-orin", "orin-nano")
 MODES = (0, 3, 5, 10)

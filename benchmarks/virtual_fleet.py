@@ -51,10 +51,11 @@ from edge_agent.session.grants import Grants
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import LatestWelcome, WelcomeFile
 from edge_agent.settings import AgentSettings, DeviceSettings
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import ModeArray, Workload
-from wattfleet_io.clock import Clock
-from wattfleet_io.tasks import background_task, stop_tasks
+from wattfleet.common.clock import Clock
+from wattfleet.common.tasks import background_task, stop_tasks
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import ModeArray, Workload
+from wattfleet.simulation.flower_task import be_task
 from wattfleet_proto.assignment import (
     APP_WEIGHS_KEY,
     CUT_KEY,
@@ -71,13 +72,12 @@ from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import status_of
 from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import local_pb2, planning_pb2, session_pb2
-from wattfleet_simulation.flower_task import be_task
 
 Result = TypeVar("Result")
 Answer = TypeVar("Answer", bound=Protobuf)
 
 _REPORT_INTERVAL_S = 0.5
-"""Seconds between an app's reports of minibatches, as in `wattfleet_flower.client.loaders`."""
+"""Seconds between an app's reports of minibatches, as in `wattfleet.flower.client.loaders`."""
 
 _CHUNK_S = 1.0
 """Seconds of minibatches that are trained at once while nothing is measured; a stop takes effect after them."""

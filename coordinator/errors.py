@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 
 
 class UnknownRecordError(WattfleetError):

@@ -18,12 +18,12 @@ from coordinator.services.audit import AuditLog
 from coordinator.services.issuing import PublicAddresses
 from coordinator.services.request_limits import STATUS, PeerQuotas, RequestLimits, RpcLatencies
 from coordinator.settings import CoordinatorSettings
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.certificates import CertificateCheck
-from wattfleet_identity.channels import is_loopback
-from wattfleet_identity.http_access import VIEWING, AccessDeniedError
-from wattfleet_identity.peers import Role
-from wattfleet_io.addresses import split_address
+from wattfleet.common.addresses import split_address
+from wattfleet.common.identity.certificates import CertificateCheck
+from wattfleet.common.identity.channels import is_loopback
+from wattfleet.common.identity.http_access import VIEWING, AccessDeniedError
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.limits import MAX_MESSAGE_BYTES
 

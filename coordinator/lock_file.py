@@ -9,8 +9,8 @@ import errno
 import os
 from pathlib import Path
 
-from wattfleet.errors import InvalidInputError
-from wattfleet_io.addresses import split_address
+from wattfleet.common.addresses import split_address
+from wattfleet.core.errors import InvalidInputError
 
 _LONGEST = 300
 

@@ -22,12 +22,12 @@ from coordinator.state.records import DeviceRecord, RoundRecord, RunRecord
 from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.ledger import LatestResults, RoundStatistics
 from coordinator.state.workload_fronts import EVERY_WORKLOAD
-from wattfleet.duties import LATENCY_LIMITS_MS
-from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Selection
-from wattfleet_identity.http_access import HttpAccess
-from wattfleet_identity.http_server import HttpLimits, serving_http
-from wattfleet_io.build_metric import build_family
+from wattfleet.common.build_metric import build_family
+from wattfleet.common.identity.http_access import HttpAccess
+from wattfleet.common.identity.http_server import HttpLimits, serving_http
+from wattfleet.core.duties import LATENCY_LIMITS_MS
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.planning import Selection
 from wattfleet_proto.device_state import DeviceState
 
 # --- Device families --------------------------------------------------------------------------------------------------

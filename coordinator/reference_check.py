@@ -9,10 +9,10 @@ import resource
 import time
 
 from coordinator.errors import UncheckedReferenceError
-from wattfleet import prediction
-from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.prediction import Artefact, Predictor, predictor_class, restore_predictor
-from wattfleet_io.child_process import ChildEndedError, ChildProcess, parent_connection
+from wattfleet.common.child_process import ChildEndedError, ChildProcess, parent_connection
+from wattfleet.core import prediction
+from wattfleet.core.errors import CorruptReferenceError, InvalidInputError, WattfleetError
+from wattfleet.core.prediction import Artefact, Predictor, predictor_class, restore_predictor
 
 CHECK_BYTES = 256 * 1024 * 1024
 """Memory that a check may use in addition to the interpreter and its packages, in bytes."""

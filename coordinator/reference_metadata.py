@@ -30,9 +30,9 @@ from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, MetaFile, Root, Signed, Snapshot, Targets, Timestamp
 
 from coordinator.errors import UnknownRecordError
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.identity_folder import require_secret
-from wattfleet_io.atomic_files import read_regular_file, replace_file, sync_folder
+from wattfleet.common.atomic_files import read_regular_file, replace_file, sync_folder
+from wattfleet.common.identity.identity_folder import require_secret
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.limits import MAX_METADATA_BYTES
 from wattfleet_proto.names import (
     MAX_ROOTS,

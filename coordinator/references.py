@@ -11,8 +11,8 @@ from coordinator.errors import QuotaExceededError, UnknownRecordError
 from coordinator.reference_check import check_in_child
 from coordinator.state.names import require_name
 from coordinator.state.records import PinnedReferences, PublishedReference, RemovedReference
-from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, Artefact, read_artefact
+from wattfleet.core.errors import CorruptReferenceError, InvalidInputError
+from wattfleet.core.prediction import MANIFEST_FILE, WEIGHTS_FILE, Artefact, read_artefact
 from wattfleet_proto.limits import MAX_MANIFEST_BYTES, MAX_REFERENCES_IN_FORCE, MAX_WEIGHTS_BYTES
 
 MAX_REFERENCES = 32

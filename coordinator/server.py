@@ -74,20 +74,20 @@ from coordinator.state.measuring import SharedModes
 from coordinator.state.records import GrantLifetime
 from coordinator.store.database import database_url
 from coordinator.store.store import StoredState
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import require_workload_name
-from wattfleet.planning import Allowance, Selection
-from wattfleet.planning.policies import Policy, policy_named
-from wattfleet_identity.channels import is_loopback
-from wattfleet_identity.http_access import VIEWING, HttpAccess
-from wattfleet_identity.http_server import HttpLimits
-from wattfleet_identity.identity_folder import note_coordinator
-from wattfleet_io.addresses import reachable_here, split_address
-from wattfleet_io.atomic_files import replace_file
-from wattfleet_io.clock import utc_now
-from wattfleet_io.stop_signals import handled_signals
-from wattfleet_io.tasks import run_until_first
-from wattfleet_io.version import installed_versions
+from wattfleet.common.addresses import reachable_here, split_address
+from wattfleet.common.atomic_files import replace_file
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.channels import is_loopback
+from wattfleet.common.identity.http_access import VIEWING, HttpAccess
+from wattfleet.common.identity.http_server import HttpLimits
+from wattfleet.common.identity.identity_folder import note_coordinator
+from wattfleet.common.stop_signals import handled_signals
+from wattfleet.common.tasks import run_until_first
+from wattfleet.common.version import installed_versions
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import require_workload_name
+from wattfleet.core.planning import Allowance, Selection
+from wattfleet.core.planning.policies import Policy, policy_named
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import (
     enrolment_pb2,

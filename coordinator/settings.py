@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from wattfleet.planning.policies import POLICIES
-from wattfleet_io.settings.model import Group, LogSettings, Names, Settings, setting
+from wattfleet.common.settings.model import Group, LogSettings, Names, Settings, setting
+from wattfleet.core.planning.policies import POLICIES
 from wattfleet_proto.limits import LEASE_S, MAX_SHARED_MODES, PROFILE_MODES
 
 # --- Watts ------------------------------------------------------------------------------------------------------------

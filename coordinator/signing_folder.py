@@ -23,9 +23,9 @@ from coordinator.reference_metadata import (
     signed_bytes,
     utc_now,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.prediction import Artefact
-from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet.common.atomic_files import read_regular_file, replace_file
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.prediction import Artefact
 from wattfleet_proto.names import digests_named, metadata_name, target_names
 
 ROOT_VALID_FOR = timedelta(days=1095)

@@ -32,18 +32,18 @@ from edge_agent.learning.transfer import Expectation, expectation_of
 from edge_agent.profiling.stored_profile import FittedDevice
 from edge_agent.systemd.installation import SETTINGS_PATH, InstalledConnection
 from edge_agent.training.mode_change import KnobBackupError, has_backup, holder_of
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import PowerMode, array_to_modes
-from wattfleet_identity.authority import VALID_FROM
-from wattfleet_identity.channels import PLAINTEXT_WARNING, is_loopback
-from wattfleet_identity.identity_folder import FOLDER_MODE, KEY, Identity, read_identity, require_secret
-from wattfleet_identity.peers import Role, UnknownPeerError
-from wattfleet_identity.renewal import due_at, expiry_text, stored_at
-from wattfleet_io.addresses import split_address
-from wattfleet_io.clock import utc_now
-from wattfleet_io.console import count_of
-from wattfleet_io.programs import run_no_program
-from wattfleet_io.systemd import InstalledCode, code_problem
+from wattfleet.common.addresses import split_address
+from wattfleet.common.clock import utc_now
+from wattfleet.common.console import count_of
+from wattfleet.common.identity.authority import VALID_FROM
+from wattfleet.common.identity.channels import PLAINTEXT_WARNING, is_loopback
+from wattfleet.common.identity.identity_folder import FOLDER_MODE, KEY, Identity, read_identity, require_secret
+from wattfleet.common.identity.peers import Role, UnknownPeerError
+from wattfleet.common.identity.renewal import due_at, expiry_text, stored_at
+from wattfleet.common.programs import run_no_program
+from wattfleet.common.systemd import InstalledCode, code_problem
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import PowerMode, array_to_modes
 
 # --- Finding ----------------------------------------------------------------------------------------------------------
 # The result of one check.

@@ -17,17 +17,17 @@ from prometheus_client.registry import Collector
 
 from edge_agent.paths import EXPORTER_FILE
 from edge_agent.settings import AgentSettings
-from wattfleet.duties import LATENCY_LIMITS_MS, KeptDuty
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_identity.certificates import CertificateCheck, may_serve
-from wattfleet_identity.channels import PLAINTEXT_WARNING, is_loopback, require_identity
-from wattfleet_identity.http_access import HttpAccess, ServerTls
-from wattfleet_identity.http_server import HttpLimits, serving_http
-from wattfleet_identity.identity_folder import read_identity
-from wattfleet_io.addresses import split_address
-from wattfleet_io.atomic_files import make_state_folder, read_regular_file, remove_file, replace_file
-from wattfleet_io.build_metric import build_family
-from wattfleet_io.parsing import parse_json
+from wattfleet.common.addresses import split_address
+from wattfleet.common.atomic_files import make_state_folder, read_regular_file, remove_file, replace_file
+from wattfleet.common.build_metric import build_family
+from wattfleet.common.identity.certificates import CertificateCheck, may_serve
+from wattfleet.common.identity.channels import PLAINTEXT_WARNING, is_loopback, require_identity
+from wattfleet.common.identity.http_access import HttpAccess, ServerTls
+from wattfleet.common.identity.http_server import HttpLimits, serving_http
+from wattfleet.common.identity.identity_folder import read_identity
+from wattfleet.common.parsing import parse_json
+from wattfleet.core.duties import LATENCY_LIMITS_MS, KeptDuty
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.device_state import BoardSample, DeviceState
 
 _log = logging.getLogger(__name__)

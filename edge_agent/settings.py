@@ -6,11 +6,11 @@ from pathlib import Path
 
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
 from edge_agent.workloads.loading import SHIPPED, Processor
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import LARGEST_COUNT
-from wattfleet_identity.channels import DEFAULT_ADDRESS, Endpoint, require_identity
-from wattfleet_identity.peers import Role
-from wattfleet_io.settings.model import Group, LogSettings, Settings, setting
+from wattfleet.common.identity.channels import DEFAULT_ADDRESS, Endpoint, require_identity
+from wattfleet.common.identity.peers import Role
+from wattfleet.common.settings.model import Group, LogSettings, Settings, setting
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import LARGEST_COUNT
 from wattfleet_proto.names import DEFAULT_SOCKET
 
 ENVIRONMENT_PREFIX = "WATTFLEET_AGENT_"

@@ -7,9 +7,9 @@ example holds twelve modes of a simulated Orin Nano; replace it, the kind of boa
 from pathlib import Path
 
 import reference_models
-from wattfleet.choosing import KnownModes, fastest_within_budget, predicted_front
-from wattfleet.modes import board_named, read_profile
-from wattfleet.prediction import restore_predictor
+from wattfleet.core.choosing import KnownModes, fastest_within_budget, predicted_front
+from wattfleet.core.modes import board_named, read_profile
+from wattfleet.core.prediction import restore_predictor
 
 board = board_named("orin-nano")
 modes = board.space.array()

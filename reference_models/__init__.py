@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from wattfleet.errors import InvalidInputError
-from wattfleet.prediction import MANIFEST_FILE, Artefact, read_artefact
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.prediction import MANIFEST_FILE, Artefact, read_artefact
 
 
 def shipped() -> tuple[str, ...]:

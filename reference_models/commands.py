@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reference_models.proxy.command import proxy
-from wattfleet.modes import Task
+from wattfleet.core.modes import Task
 
 if TYPE_CHECKING:
-    from wattfleet.prediction import SuspectRow
+    from wattfleet.core.prediction import SuspectRow
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -79,8 +79,8 @@ def train(
 
     from reference_models.training import model_card, read_population, require_board_offers
     from reference_models.training import train as train_reference
-    from wattfleet.modes import FittedWorkload, read_profile, stated_facts
-    from wattfleet.prediction import ensure_replaceable, write_artefact
+    from wattfleet.core.modes import FittedWorkload, read_profile, stated_facts
+    from wattfleet.core.prediction import ensure_replaceable, write_artefact
 
     ensure_replaceable(out)
     trained = FittedWorkload(workload, minibatch, minibatches_per_epoch)
@@ -134,9 +134,9 @@ def audit(
     from rich.console import Console
 
     from reference_models import load
-    from wattfleet.errors import InvalidInputError
-    from wattfleet.modes import board_with_modes, read_profile
-    from wattfleet.prediction import RooflinePredictor, audit_rows, restore_predictor
+    from wattfleet.core.errors import InvalidInputError
+    from wattfleet.core.modes import board_with_modes, read_profile
+    from wattfleet.core.prediction import RooflinePredictor, audit_rows, restore_predictor
 
     profile = read_profile(csv)
     known = None if reference is None else restore_predictor(load(reference), board_with_modes(profile.modes))
@@ -162,7 +162,7 @@ def _suspect_json(found: SuspectRow) -> dict[str, Any]:
 def _print_suspects(suspects: Sequence[SuspectRow], rows: int) -> None:
     from rich.console import Console
 
-    from wattfleet_io.tables import FittingTable, columns, numbers, texts
+    from wattfleet.common.tables import FittingTable, columns, numbers, texts
 
     stated = any(found.batch is not None for found in suspects)
     table = FittingTable(
@@ -187,7 +187,7 @@ def _print_suspects(suspects: Sequence[SuspectRow], rows: int) -> None:
 def _print_table(figures: Mapping[str, Any], out: Path, digest: str) -> None:
     from rich.console import Console
 
-    from wattfleet_io.tables import FittingTable, columns, numbers
+    from wattfleet.common.tables import FittingTable, columns, numbers
 
     table = FittingTable(
         columns("on", numbers("time %"), numbers("power %")),

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import (
+from wattfleet.common.parsing import parse_toml
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import (
     BOARDS,
     LARGEST_COUNT,
     Board,
@@ -25,7 +26,7 @@ from wattfleet.modes import (
     require_same_task,
     stated_facts,
 )
-from wattfleet.prediction import (
+from wattfleet.core.prediction import (
     MAX_MEMBERS,
     MIN_CORPUS_MODES,
     Artefact,
@@ -38,7 +39,6 @@ from wattfleet.prediction import (
     measured_member,
     pack_artefact,
 )
-from wattfleet_io.parsing import parse_toml
 
 # --- Scoring ----------------------------------------------------------------------------------------------------------
 # Scores of predictions against measurements, and the check that these were not trained on.

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from wattfleet_io.logs import should_log
-from wattfleet_io.settings.user_file import FILE_VARIABLE
+from wattfleet.common.logs import should_log
+from wattfleet.common.settings.user_file import FILE_VARIABLE
 
 pytest_plugins = ["tests.fixtures.edge_agent"]
 if find_spec("sqlalchemy"):  # a Jetson has only the agent installed: `tests/agent_alone`

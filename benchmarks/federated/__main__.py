@@ -29,7 +29,7 @@ from benchmarks.federated.result import Result, result_of
 from benchmarks.federated.tables import tables
 from benchmarks.federated.tasks import TASKS
 from benchmarks.federated.tuning import TUNES
-from wattfleet.planning.policies import Progress
+from wattfleet.core.planning.policies import Progress
 
 RESULT = "result.json"
 

@@ -1,6 +1,6 @@
 """Asynchronous training in virtual time: the free devices are planned with the watts that are left.
 
-As in `wattfleet_flower.server.fedbuff`, the server aggregates while other trainings go on, and then plans the devices
+As in `wattfleet.flower.server.fedbuff`, the server aggregates while other trainings go on, and then plans the devices
 that have become free. Devices that still train keep the watts that their plans have set aside.
 """
 
@@ -19,9 +19,9 @@ from benchmarks.federated.methods import FleetOffers
 from benchmarks.federated.rounds import Member, Round
 from benchmarks.federated.server_steps import STEPPINGS, Arrival, Stepping
 from benchmarks.federated.site_watts import Draw, SiteWatts
-from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning import Allowance, History, Offer, Participation, plan_round
-from wattfleet.planning.policies import Policy, Progress
+from wattfleet.core.errors import InfeasibleBudgetError
+from wattfleet.core.planning import Allowance, History, Offer, Participation, plan_round
+from wattfleet.core.planning.policies import Policy, Progress
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from edge_agent.profiling.stored_profile import read_fitted
 from edge_agent.runtime.readiness import prepare_device
 from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
 from reference_models import load
-from wattfleet.choosing import POWER_QUANTILE, BatchEfficiency, Front, pareto_front, predicted_front
-from wattfleet.modes import (
+from wattfleet.core.choosing import POWER_QUANTILE, BatchEfficiency, Front, pareto_front, predicted_front
+from wattfleet.core.modes import (
     BatchArray,
     ModeArray,
     PowerMode,
@@ -33,8 +33,8 @@ from wattfleet.modes import (
     modes_to_array,
     nearest_mode,
 )
-from wattfleet.prediction import Prediction
-from wattfleet.prediction.roofline import PowerParameters, TimeParameters
+from wattfleet.core.prediction import Prediction
+from wattfleet.core.prediction.roofline import PowerParameters, TimeParameters
 
 REFERENCE = "agx_orin_resnet18"
 _MINIBATCHES = 1000

@@ -19,8 +19,8 @@ from benchmarks.federated.figures import reached
 from benchmarks.federated.jobs import FIXED_EPOCHS, LOCAL_EPOCHS
 from benchmarks.federated.learning import Federation, LocalWork
 from benchmarks.federated.tasks import PROXIES, TASKS, LearningTask
-from wattfleet.choosing import BatchEfficiency
-from wattfleet.planning import EpochChoice
+from wattfleet.core.choosing import BatchEfficiency
+from wattfleet.core.planning import EpochChoice
 
 EPOCHS = (2, 4, 6, 8)
 """The numbers of local epochs to choose from if they are tuned."""

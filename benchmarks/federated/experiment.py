@@ -23,9 +23,9 @@ from benchmarks.federated.tasks import TASKS
 from benchmarks.federated.tuning import MODES_ALONE, is_tuned
 from edge_agent.runtime.readiness import parked_mode
 from reference_models import load
-from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning import Offer
-from wattfleet.planning.policies import Progress
+from wattfleet.core.errors import InfeasibleBudgetError
+from wattfleet.core.planning import Offer
+from wattfleet.core.planning.policies import Progress
 
 FLEET: Mapping[str, int] = {"agx-orin": 16, "orin-nano": 16, "orin-nx": 9, "xavier-agx": 9}
 """50 boards, in the default shares of `wattfleet simulate`."""

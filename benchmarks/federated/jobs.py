@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.federated.boards import BASE_BATCH
-from wattfleet.choosing import Front
-from wattfleet.planning import Assignment, EpochChoice, History
+from wattfleet.core.choosing import Front
+from wattfleet.core.planning import Assignment, EpochChoice, History
 
 Values = NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from benchmarks.federated.boards import BASE_BATCH
 from benchmarks.federated.tasks import LearningTask, Parameters
-from wattfleet.choosing import scaled_learning_rate
-from wattfleet_simulation.digits_app.task import partitions
+from wattfleet.core.choosing import scaled_learning_rate
+from wattfleet.simulation.digits_app.task import partitions
 
 MOMENTUM = 0.9
 """Momentum of SGD, as in the app of `wattfleet simulate`."""

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from benchmarks.federated.jobs import LOCAL_EPOCHS, Job, Method, training_s
-from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning import Allowance, Assignment, EpochChoice, History, Offer, plan_round
-from wattfleet.planning.policies import Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
+from wattfleet.core.errors import InfeasibleBudgetError
+from wattfleet.core.planning import Allowance, Assignment, EpochChoice, History, Offer, plan_round
+from wattfleet.core.planning.policies import Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from benchmarks.federated.boards import BASE_BATCH, Board, passes, with_batch
 from benchmarks.federated.jobs import LOCAL_EPOCHS, Job, Method
 from benchmarks.federated.learning import Federation, LocalWork
 from edge_agent.training.training import TrainingWatch
-from wattfleet.choosing import BatchEfficiency
-from wattfleet.modes import PowerMode, Workload, modes_to_array
-from wattfleet.planning import History, Participation
+from wattfleet.core.choosing import BatchEfficiency
+from wattfleet.core.modes import PowerMode, Workload, modes_to_array
+from wattfleet.core.planning import History, Participation
 
 
 @dataclass(frozen=True)

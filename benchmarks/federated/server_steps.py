@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.federated.learning import Model, Trained
 from benchmarks.federated.tasks import Parameters
-from wattfleet.planning import least_whole
-from wattfleet_flower.server.replies import Arrays, Update, step
+from wattfleet.core.planning import least_whole
+from wattfleet.flower.server.replies import Arrays, Update, step
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Stepping(Protocol):
 class BufferedSteps:
     """FedBuff: aggregate after every `size` updates, which differ in weight only by their staleness.
 
-    The rules and the arithmetic are those of `wattfleet_flower.server.fedbuff` (Nguyen et al. 2022, arXiv 2106.06639),
+    The rules and the arithmetic are those of `wattfleet.flower.server.fedbuff` (Nguyen et al. 2022, arXiv 2106.06639),
     with its default learning rate.
 
     Attributes:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.images import read_images
-from wattfleet_simulation.digits_app.task import digits as digits_data
+from wattfleet.simulation.digits_app.task import digits as digits_data
 
 Parameters = Mapping[str, Tensor]
 

@@ -18,7 +18,7 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_OF_A_SMALL_FLEET_S = 0.2, 30.0, 5.0
 WELCOME_TIMEOUT_S = 60.0
 SILENCE_TIMEOUT_S = 15.0
 SILENT_LEASES = 3
-"""The same values as in `edge_agent.session.coordinator_session`, `edge_agent.settings` and `wattfleet_io.tasks`."""
+"""As in `edge_agent.session.coordinator_session`, `edge_agent.settings` and `wattfleet.common.tasks`."""
 
 _HEADERS = request_headers(f"{requests.SERVICE}/Session")
 _STATE = requests.state(1)

@@ -13,7 +13,7 @@ from benchmarks.fleet import requests
 from benchmarks.fleet.load import Figures, percentiles_ms
 from benchmarks.fleet.servers import Server
 from coordinator.state.records import plan_id_of
-from wattfleet_identity.channels import open_async_channel
+from wattfleet.common.identity.channels import open_async_channel
 from wattfleet_proto.convert import workload_to_message
 from wattfleet_proto.limits import MAX_ANSWER_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc

@@ -15,8 +15,8 @@ from benchmarks.fleet.servers import HOST, Server, bare, coordinator
 from benchmarks.fleet.swarm import Swarm
 from benchmarks.fleet.throughput import downloads, reports, sessions
 from coordinator.state.leases import pace_of
-from wattfleet.prediction import Artefact, write_artefact
-from wattfleet_simulation.flower import Parts
+from wattfleet.core.prediction import Artefact, write_artefact
+from wattfleet.simulation.flower import Parts
 
 SESSIONS_AT_ONCE = 32
 """The number of agents that begin a session, drop it and begin the next one, in a closed loop."""

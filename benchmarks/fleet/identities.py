@@ -10,10 +10,10 @@ from benchmarks.fleet import requests
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.state.identity_records import CertificateRecord
 from coordinator.store.store import Store
-from wattfleet_identity.authority import CertificateAuthority
-from wattfleet_identity.certificates import Certificate, new_key, request_certificate
-from wattfleet_identity.peers import Peer, Role
-from wattfleet_io.clock import utc_now
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.authority import CertificateAuthority
+from wattfleet.common.identity.certificates import Certificate, new_key, request_certificate
+from wattfleet.common.identity.peers import Peer, Role
 
 _LIFETIME = timedelta(days=30)
 

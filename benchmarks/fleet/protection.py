@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from typing import Any
 
-from wattfleet_identity.authority import SERVER_NAME
+from wattfleet.common.identity.authority import SERVER_NAME
 
 _READ_BYTES = 16 * 1024
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from coordinator.settings import GrantSettings, SessionSettings
 from coordinator.state.leases import Pace
-from wattfleet.choosing import MAX_FRONT_POINTS, Front
-from wattfleet.modes import Workload, WorkloadFacts
+from wattfleet.core.choosing import MAX_FRONT_POINTS, Front
+from wattfleet.core.modes import Workload, WorkloadFacts
 from wattfleet_proto.convert import front_to_message, phase_to_message, workload_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.names import own_version

@@ -17,8 +17,8 @@ from benchmarks.fleet import requests
 from benchmarks.fleet.connection import Connection, connect
 from benchmarks.fleet.identities import FleetIdentities
 from coordinator.listeners import OPTIONS
-from wattfleet.prediction import WEIGHTS_FILE, Artefact
-from wattfleet_simulation.flower import Part, PartFailedError, Parts, program
+from wattfleet.core.prediction import WEIGHTS_FILE, Artefact
+from wattfleet.simulation.flower import Part, PartFailedError, Parts, program
 
 HOST = "127.0.0.1"
 _READY_WITHIN_S = 60.0

@@ -22,8 +22,8 @@ from benchmarks.joint.picture import write_picture
 from benchmarks.joint.runs import COMMITTED, read_runs, train_all
 from benchmarks.joint.summary import result_of
 from benchmarks.joint.tables import tables
-from wattfleet.errors import WattfleetError
-from wattfleet_io.console import print_line, terminal
+from wattfleet.common.console import print_line, terminal
+from wattfleet.core.errors import WattfleetError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

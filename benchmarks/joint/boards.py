@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.joint.runs import BATCHES
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from reference_models import load
-from wattfleet.choosing import (
+from wattfleet.core.choosing import (
     JointMeasurement,
     JointProfile,
     JointTable,
@@ -21,7 +21,7 @@ from wattfleet.choosing import (
     profile_jointly,
     spread_modes,
 )
-from wattfleet.modes import (
+from wattfleet.core.modes import (
     BOARDS,
     ModeArray,
     PowerMode,
@@ -31,7 +31,7 @@ from wattfleet.modes import (
     array_to_modes,
     modes_to_array,
 )
-from wattfleet.prediction import RooflinePredictor, restore_predictor
+from wattfleet.core.prediction import RooflinePredictor, restore_predictor
 
 KINDS = ("agx-orin", "orin-nano")
 LEVELS = (0.1, 0.25, 0.5, 0.75, 1.0)

@@ -10,7 +10,7 @@ from benchmarks.joint.boards import KINDS, Unit, limits_mw
 from benchmarks.joint.promising import measure_promising
 from benchmarks.joint.runs import SEEDS, TaskRuns
 from benchmarks.joint.tasks import TASKS, BenchmarkTask
-from wattfleet.choosing import (
+from wattfleet.core.choosing import (
     JointChoice,
     JointTable,
     PowerLimit,
@@ -21,7 +21,7 @@ from wattfleet.choosing import (
     fastest_batch,
     highest_safe_gpu_hz,
 )
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
 
 BASELINE = "baseline 1"
 OURS = "joint, GPU clock"

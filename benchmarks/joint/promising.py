@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from wattfleet.choosing import BatchEfficiency, JointTable, KnownModes, PowerLimit, choose_jointly
-from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.modes import PowerMode, modes_to_array
+from wattfleet.core.choosing import BatchEfficiency, JointTable, KnownModes, PowerLimit, choose_jointly
+from wattfleet.core.errors import InfeasibleBudgetError
+from wattfleet.core.modes import PowerMode, modes_to_array
 
 Measure = Callable[[PowerMode, int], tuple[float, float]]
 """Measures a mode with a batch size; returns ms of a minibatch, and mW."""

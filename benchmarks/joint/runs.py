@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.joint.tasks import TASKS, BenchmarkTask
-from wattfleet.choosing import BatchEfficiency
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.choosing import BatchEfficiency
+from wattfleet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from reference_models.proxy.proxy_runs import ProxyRun, ReportSamples, RunEnd

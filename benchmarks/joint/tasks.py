@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.images import read_images
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.round_overhead.deployment import Setup, run_rounds
 from benchmarks.round_overhead.timeline import STAGES, round_seconds, stage_seconds
-from wattfleet_simulation.flower import SUPERNODE, program
+from wattfleet.simulation.flower import SUPERNODE, program
 
 FLOWERS = (program("flower-supernode"),)
 SETUPS = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.round_overhead.timeline import Seen
-from wattfleet_simulation.flower import FlowerDeployment, Node, Parts
+from wattfleet.simulation.flower import FlowerDeployment, Node, Parts
 
 _APP = Path(__file__).parent / "app"
 _ROUND_WITHIN_S = 60.0

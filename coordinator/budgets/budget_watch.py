@@ -15,9 +15,9 @@ from coordinator.budgets.site_file import AnyBudget
 from coordinator.clocks import Moment, jump_s, jump_text
 from coordinator.errors import BudgetSourceError, UnknownRecordError
 from coordinator.settings import SiteSettings
-from wattfleet.budgets import InForce, Override, Reading
-from wattfleet_io.clock import utc_now
-from wattfleet_io.tasks import background_task, stop_tasks
+from wattfleet.common.clock import utc_now
+from wattfleet.common.tasks import background_task, stop_tasks
+from wattfleet.core.budgets import InForce, Override, Reading
 
 _log = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from coordinator.errors import (
     UnsuitableQueryError,
     UnusableReadingError,
 )
-from wattfleet.budgets import Reading, ReadingRule
-from wattfleet.errors import InvalidInputError
-from wattfleet_io.tasks import with_timeout
+from wattfleet.common.tasks import with_timeout
+from wattfleet.core.budgets import Reading, ReadingRule
+from wattfleet.core.errors import InvalidInputError
 
 # --- Bounded HTTP -----------------------------------------------------------------------------------------------------
 # HTTP requests to a budget's source that cannot hold up the coordinator, whatever the source or the resolver does.

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from coordinator.budgets.prometheus_budget import PrometheusBudget
 from coordinator.state.agents import DeviceRules
 from coordinator.state.names import require_tag
-from wattfleet.budgets import (
+from wattfleet.common.parsing import parse_toml
+from wattfleet.core.budgets import (
     Budget,
     ConstantBudget,
     DailySchedule,
@@ -25,9 +26,8 @@ from wattfleet.budgets import (
     read_timed_schedule,
     require_watts,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.planning import SITE
-from wattfleet_io.parsing import parse_toml
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.planning import SITE
 
 AnyBudget = Budget | PrometheusBudget
 """A budget that follows from the time, or one that is queried."""

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.options import OPERATOR_OR_USER, ClientCommand, JsonOption, connected, own_identity
-from wattfleet_io.addresses import IDENTITY_VARIABLE
-from wattfleet_io.console import count_of, print_json, print_line
+from wattfleet.common.addresses import IDENTITY_VARIABLE
+from wattfleet.common.console import count_of, print_json, print_line
 
 # --- Authority --------------------------------------------------------------------------------------------------------
 # `wattfleet coordinator init` and `rotate-authority`: create the fleet's certificate authority, and replace it.
@@ -38,8 +38,8 @@ def init(
 ) -> None:
     """Create the fleet's certificate authority and the identity of its first operator, on the coordinator's machine."""
     from coordinator.identity.authority_folder import AuthorityFolder, folder_of, make_operator
-    from wattfleet.errors import InvalidInputError
-    from wattfleet_io.clock import utc_now
+    from wattfleet.common.clock import utc_now
+    from wattfleet.core.errors import InvalidInputError
 
     now, is_new = utc_now(), not AuthorityFolder.exists(identity)
     authority = AuthorityFolder.create(identity, host or (), now, fleet) if is_new else AuthorityFolder.open(identity)
@@ -65,7 +65,7 @@ def init(
 @app.command("begin", cls=ClientCommand)
 def begin(json_: JsonOption = False) -> None:
     """Create a new authority. It issues all further certificates, and machines trust it after their next renewal."""
-    from wattfleet.errors import WattfleetError
+    from wattfleet.core.errors import WattfleetError
     from wattfleet_proto.v1 import identity_pb2
 
     with connected() as client:
@@ -120,11 +120,11 @@ def browser_certificate(
     ] = None,
 ) -> None:
     """Write the file that a browser imports to open the coordinator's page over TLS, and print its new password."""
-    from wattfleet.errors import InvalidInputError
-    from wattfleet_identity.channels import require_identity
-    from wattfleet_identity.http_access import browser_bundle
-    from wattfleet_identity.identity_folder import SECRET_MODE, TRUSTED
-    from wattfleet_io.atomic_files import replace_file
+    from wattfleet.common.atomic_files import replace_file
+    from wattfleet.common.identity.channels import require_identity
+    from wattfleet.common.identity.http_access import browser_bundle
+    from wattfleet.common.identity.identity_folder import SECRET_MODE, TRUSTED
+    from wattfleet.core.errors import InvalidInputError
 
     if os.path.lexists(file):
         raise InvalidInputError(f"{file} exists already: remove it, or name another file")

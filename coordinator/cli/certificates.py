@@ -11,7 +11,7 @@ import typer
 
 from coordinator.cli.options import JsonOption, connected, show
 from coordinator.cli.plan import seconds
-from wattfleet_io.console import count_of, print_json, print_line
+from wattfleet.common.console import count_of, print_json, print_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,9 +70,9 @@ def certificate(
     json_: JsonOption = False,
 ) -> None:
     """Create a certificate for NAME on this machine, for example for Prometheus."""
-    from wattfleet.errors import InvalidInputError
-    from wattfleet_identity.certificates import new_key, request_certificate
-    from wattfleet_identity.identity_folder import Identity, read_identity, write_identity
+    from wattfleet.common.identity.certificates import new_key, request_certificate
+    from wattfleet.common.identity.identity_folder import Identity, read_identity, write_identity
+    from wattfleet.core.errors import InvalidInputError
     from wattfleet_proto.v1 import identity_pb2
 
     if read_identity(out) is not None:
@@ -157,8 +157,8 @@ def _write_keys(folder: Path, views: Sequence[identity_pb2.CertificateView]) -> 
     """
     from urllib.parse import quote
 
-    from wattfleet.errors import InvalidInputError
-    from wattfleet_io.atomic_files import replace_file
+    from wattfleet.common.atomic_files import replace_file
+    from wattfleet.core.errors import InvalidInputError
 
     written: dict[str, Path] = {}
     try:
@@ -199,7 +199,7 @@ def _certificates_table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
     from coordinator.display.words import moment
-    from wattfleet_io.tables import Column, FittingTable, columns
+    from wattfleet.common.tables import Column, FittingTable, columns
 
     if not found:
         return Text("no certificates: a machine gets one with an invite from `wattfleet coordinator invite`")
@@ -244,7 +244,7 @@ def invite(
     json_: JsonOption = False,
 ) -> None:
     """Print a line with which a machine enrols. Whoever has the line can enrol, so keep it secret."""
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
     from wattfleet_proto.v1 import identity_pb2
 
     if device and (name or role != "device"):
@@ -314,7 +314,7 @@ def _invites_table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
     from coordinator.display.words import moment
-    from wattfleet_io.tables import Column, FittingTable, columns, numbers
+    from wattfleet.common.tables import Column, FittingTable, columns, numbers
 
     if not found:
         return Text("no open invites: create one with `wattfleet coordinator invite`")

@@ -9,11 +9,11 @@ from typing import Any
 
 import grpc
 
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_identity.channels import Endpoint, why_refused
-from wattfleet_identity.renewal import renew
-from wattfleet_io.console import plain_text
-from wattfleet_io.coordinator_channel import CoordinatorUnreachableError, answers
+from wattfleet.common.console import plain_text
+from wattfleet.common.coordinator_channel import CoordinatorUnreachableError, answers
+from wattfleet.common.identity.channels import Endpoint, why_refused
+from wattfleet.common.identity.renewal import renew
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import (
     identity_pb2,
     identity_pb2_grpc,

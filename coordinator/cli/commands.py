@@ -19,7 +19,7 @@ from coordinator.cli.reference import app as reference_commands
 from coordinator.cli.runs import round_, rounds, runs
 from coordinator.cli.service import install, uninstall
 from coordinator.cli.store import app as store_commands
-from wattfleet_io.settings.command import SettingsCommand, effective
+from wattfleet.common.settings.command import SettingsCommand, effective
 
 _MACHINE, _FLEET, _RUNS, _IDENTITIES = "This machine", "Fleet", "Runs", "Identities"
 
@@ -47,10 +47,10 @@ def serve(ctx: typer.Context) -> None:
     from coordinator.server import BoundAddresses, serve_many
     from coordinator.server import serve as run_server
     from coordinator.settings import CoordinatorSettings
-    from wattfleet.errors import InvalidInputError
-    from wattfleet_identity.channels import PLAINTEXT_WARNING, is_loopback
-    from wattfleet_io.addresses import split_address
-    from wattfleet_io.logs import logs_json, start_logging
+    from wattfleet.common.addresses import split_address
+    from wattfleet.common.identity.channels import PLAINTEXT_WARNING, is_loopback
+    from wattfleet.common.logs import logs_json, start_logging
+    from wattfleet.core.errors import InvalidInputError
 
     settings: CoordinatorSettings = effective(ctx)
     announce = settings.server.announce

@@ -33,8 +33,8 @@ from coordinator.display.words import (
     watts,
     worst_first,
 )
-from wattfleet_io.clock import unix_now_s
-from wattfleet_io.console import MODE_LEGEND, count_of, print_json, print_line, terminal
+from wattfleet.common.clock import unix_now_s
+from wattfleet.common.console import MODE_LEGEND, count_of, print_json, print_line, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,7 +81,7 @@ def devices(
 ) -> None:
     """List devices with their state, profiling progress and fastest epoch."""
     from coordinator.display.values import tagged_device_values
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
 
     states, tags = set(state or _STATES), set(tag or ())
     if unknown := states - set(_STATES):
@@ -148,7 +148,7 @@ def _is_assumed(device: dict[str, Any]) -> bool:
 def _devices_table(found: Sequence[dict[str, Any]], is_filtered: bool = False) -> RenderableType:
     from rich.text import Text
 
-    from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
+    from wattfleet.common.tables import Column, FittingTable, columns, numbers, texts
 
     if not found:
         return Text(_NO_SUCH_DEVICE if is_filtered else _NO_DEVICES)
@@ -206,8 +206,8 @@ def _print(content: dict[str, Any], runs: RunNames) -> None:
 
     from rich.text import Text
 
-    from wattfleet.duties import KeptDuty
-    from wattfleet_io.tables import facts
+    from wattfleet.common.tables import facts
+    from wattfleet.core.duties import KeptDuty
 
     given, limit_w, seen = set(content["operator_tags"]), content["limit_w"], content["last_seen_unix_s"]
     tags = [f"{tag} (by command)" if tag in given else tag for tag in content["tags"]]
@@ -237,7 +237,7 @@ def _print(content: dict[str, Any], runs: RunNames) -> None:
 
 
 def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
-    from wattfleet_io.tables import FittingTable, columns, numbers, texts
+    from wattfleet.common.tables import FittingTable, columns, numbers, texts
 
     if not any(each["workload"] for each in workloads):
         return
@@ -271,8 +271,8 @@ def _print_front(
 ) -> None:
     import numpy as np
 
-    from wattfleet.modes import PowerMode
-    from wattfleet_io.tables import FittingTable, columns, numbers
+    from wattfleet.common.tables import FittingTable, columns, numbers
+    from wattfleet.core.modes import PowerMode
 
     if front is None:
         of = "" if workload is None else f" for the workload {workload}"
@@ -321,7 +321,7 @@ def tag(
 
     `serve --include tag:NAME` and `--exclude tag:NAME` use tags. Tags of the site file can only be changed there.
     """
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
     if not add and not remove:
@@ -480,7 +480,7 @@ def _nodes_table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
     from coordinator.display.words import moment
-    from wattfleet_io.tables import Column, FittingTable, columns
+    from wattfleet.common.tables import Column, FittingTable, columns
 
     if not found:
         return Text(
@@ -539,9 +539,9 @@ def profile(
     json_: JsonOption = False,
 ) -> None:
     """Order devices to measure a workload now, ahead of its first run. They use their full power meanwhile."""
-    from wattfleet.modes import require_workload_name
-    from wattfleet_io.console import terminal
-    from wattfleet_io.tables import grouped
+    from wattfleet.common.console import terminal
+    from wattfleet.common.tables import grouped
+    from wattfleet.core.modes import require_workload_name
     from wattfleet_proto.v1 import operator_pb2, power_pb2
 
     require_workload_name(workload)
@@ -569,7 +569,7 @@ def _workloads_table(found: Sequence[dict[str, Any]]) -> RenderableType:
 
     from rich.text import Text
 
-    from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
+    from wattfleet.common.tables import Column, FittingTable, columns, numbers, texts
 
     if not found:
         return Text(

@@ -11,7 +11,7 @@ from coordinator.cli.options import JsonOption, WatchOption, connected, show
 from coordinator.cli.plan import seconds
 from coordinator.cli.runs import RUN_HELP, names_of, run_id_of
 from coordinator.display.words import EVENT_KINDS, date_and_time, subject
-from wattfleet_io.console import print_json, print_line
+from wattfleet.common.console import print_json, print_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,7 +75,7 @@ def events(
 def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
-    from wattfleet_io.tables import Column, FittingTable, columns, texts
+    from wattfleet.common.tables import Column, FittingTable, columns, texts
 
     if not found:
         return Text("nothing has happened that is an event, or nothing matches the options")

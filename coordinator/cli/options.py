@@ -16,12 +16,12 @@ from click.core import ParameterSource
 from typer.core import TyperCommand, TyperOption
 
 from coordinator.lock_file import noted_address
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.channels import OPERATOR_FOLDER
-from wattfleet_io.addresses import COORDINATOR_VARIABLE, IDENTITY_VARIABLE, INSECURE_VARIABLE, reachable_here
-from wattfleet_io.console import json_text, print_json, print_line, terminal
-from wattfleet_io.parsing import parse_toml
-from wattfleet_io.settings.user_file import config_folder, in_home
+from wattfleet.common.addresses import COORDINATOR_VARIABLE, IDENTITY_VARIABLE, INSECURE_VARIABLE, reachable_here
+from wattfleet.common.console import json_text, print_json, print_line, terminal
+from wattfleet.common.identity.channels import OPERATOR_FOLDER
+from wattfleet.common.parsing import parse_toml
+from wattfleet.common.settings.user_file import config_folder, in_home
+from wattfleet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -112,7 +112,7 @@ def local_coordinators() -> Iterator[LocalCoordinator]:
 # Options that several commands share, and printing once or repeatedly (`--watch`).
 
 _DEFAULT_ADDRESS = "127.0.0.1:7070"
-"""Equals `wattfleet_identity.channels.DEFAULT_ADDRESS`, whose module is too slow to import here."""
+"""Equals `wattfleet.common.identity.channels.DEFAULT_ADDRESS`, whose module is too slow to import here."""
 
 OPERATOR_OR_USER = f"./wattfleet-identity/operator or {in_home(config_folder() / 'identity')}, if there is one"
 
@@ -181,7 +181,7 @@ def own_identity(named: Path | None) -> Path | None:
     Raises:
         InvalidInputError: the named folder has no identity, or an identity is damaged.
     """
-    from wattfleet_identity.channels import named_folder, user_folder
+    from wattfleet.common.identity.channels import named_folder, user_folder
 
     here, *installed = [each.operator_folder for each in local_coordinators()]
     return named_folder(named, here, user_folder(), *installed)
@@ -193,7 +193,7 @@ def _coordinator_of(folder: Path | None) -> tuple[str, str]:
     Raises:
         InvalidInputError: the identity is damaged.
     """
-    from wattfleet_identity.identity_folder import read_identity
+    from wattfleet.common.identity.identity_folder import read_identity
 
     identity = None if folder is None else read_identity(folder)
     if folder is not None and identity is not None and identity.coordinator:
@@ -212,8 +212,8 @@ def connected() -> CoordinatorClient:
             this machine although it must not.
     """
     from coordinator.cli.client import CoordinatorClient
-    from wattfleet_identity.channels import Endpoint
-    from wattfleet_identity.renewal import renew_if_due
+    from wattfleet.common.identity.channels import Endpoint
+    from wattfleet.common.identity.renewal import renew_if_due
 
     given = click.get_current_context().meta
     folder = own_identity(given[f"{_CONNECTION}.identity"])
@@ -322,7 +322,7 @@ def watch_as_json(found: Any, content: Callable[[], Any]) -> None:
         content: runs the query.
     """
     from coordinator.cli.client import RequestFailedError
-    from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
+    from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 
     print(json_text(found), flush=True)
     while True:
@@ -354,8 +354,8 @@ def watch_in_place(
     from rich.text import Text
 
     from coordinator.cli.client import RequestFailedError
-    from wattfleet_io.console import keyboard
-    from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
+    from wattfleet.common.console import keyboard
+    from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 
     def screen(*problems: str) -> RenderableType:
         above = [] if warning is None else [Text(f"warning: {warning}", style="bold red")]

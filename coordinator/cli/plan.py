@@ -18,7 +18,7 @@ from coordinator.cli.options import (
 from coordinator.cli.runs import RUN_HELP, run_id_of
 from coordinator.display import words
 from coordinator.display.words import ASSUMED_NOTE, moment, number
-from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, print_json, print_line, terminal
+from wattfleet.common.console import MODE_LEGEND, count_of, duration_text, print_json, print_line, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -92,7 +92,7 @@ def seconds(span: str) -> float:
     Raises:
         InvalidInputError: the text is not a duration, or it is zero.
     """
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
 
     total_s = sum(float(amount) * _UNIT_S[unit] for amount, unit in _PART.findall(span))
     if not (_SPAN.fullmatch(span) and total_s > 0):
@@ -104,7 +104,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
     from coordinator.display.words import as_tree, is_exceeded, source_word, why_in_force
-    from wattfleet_io.tables import Column, FittingTable, columns, numbers
+    from wattfleet.common.tables import Column, FittingTable, columns, numbers
 
     tree = as_tree(found)
     reasons = [f"{each['supply']}: {why}" for each in tree if (why := why_in_force(each)) is not None]
@@ -216,7 +216,7 @@ def plan(
     from coordinator.cli.runs import names_of
     from coordinator.display.values import preview_values, run_values
     from coordinator.display.words import RunNames
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
     if not dry_run:
@@ -249,7 +249,7 @@ def _assumed(text: str) -> tuple[str, float]:
     Raises:
         InvalidInputError: it is not SUPPLY=WATTS.
     """
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
 
     supply, equals, watts = text.rpartition("=")
     try:
@@ -262,8 +262,8 @@ def _print(content: dict[str, Any], runs: RunNames) -> None:
     from rich.text import Text
 
     from coordinator.display.values import assumption
-    from wattfleet.modes import PowerMode
-    from wattfleet_io.tables import FittingTable, columns, grouped, numbers
+    from wattfleet.common.tables import FittingTable, columns, grouped, numbers
+    from wattfleet.core.modes import PowerMode
 
     console = terminal()
     run = "a new run" if content["run_id"] is None else f"run {runs.of(content['run_id'])}"

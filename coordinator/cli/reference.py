@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import ClientCommand, JsonOption, connected
-from wattfleet_io.console import count_of, print_json, print_line, terminal
+from wattfleet.common.console import count_of, print_json, print_line, terminal
 
 if TYPE_CHECKING:
     from coordinator.cli.client import CoordinatorClient
     from coordinator.signing_folder import SigningFolder
-    from wattfleet.prediction import Artefact
+    from wattfleet.core.prediction import Artefact
     from wattfleet_proto.v1 import operator_pb2
 
 
@@ -65,7 +65,7 @@ def init(
     """
     from coordinator.reference_metadata import key_of_pem
     from coordinator.signing_folder import SigningFolder
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
     with connected() as client:
@@ -160,7 +160,7 @@ def sign(
 
     Without any, only renew the signature.
     """
-    from wattfleet.prediction import read_artefact
+    from wattfleet.core.prediction import read_artefact
 
     signed = sign_references(list(map(read_artefact, directories or ())), keys, revoke or (), key or (), days)
     if json_:
@@ -250,7 +250,7 @@ def publish(
 ) -> None:
     """Upload the reference predictor in DIRECTORY. Agents use it once it is pinned."""
     from coordinator.references import require_size
-    from wattfleet.prediction import read_artefact
+    from wattfleet.core.prediction import read_artefact
 
     artefact = read_artefact(directory)
     require_size(str(directory), artefact)
@@ -292,7 +292,7 @@ def pin(
 
     With several, each is weighted by how well it predicts the modes that a device has measured for a workload.
     """
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
 
     if not all(digests):
         raise InvalidInputError("the digest is empty; `wattfleet coordinator reference list` shows the digests")
@@ -346,7 +346,7 @@ def _reference_content(view: operator_pb2.ReferenceView) -> dict[str, Any]:
 def _print(content: Sequence[dict[str, Any]]) -> None:
     from rich.text import Text
 
-    from wattfleet_io.tables import Column, FittingTable, columns, numbers
+    from wattfleet.common.tables import Column, FittingTable, columns, numbers
 
     table = FittingTable(
         columns(

@@ -11,8 +11,7 @@ import typer
 
 from coordinator.cli.options import JsonOption, WatchOption, connected, show
 from coordinator.display.words import ASSUMED_NOTE, expected_time, moment_of, number
-from wattfleet.errors import InvalidInputError, first_few
-from wattfleet_io.console import (
+from wattfleet.common.console import (
     MODE_LEGEND,
     count_of,
     duration_text,
@@ -22,6 +21,7 @@ from wattfleet_io.console import (
     rounds_text,
     terminal,
 )
+from wattfleet.core.errors import InvalidInputError, first_few
 from wattfleet_proto.names import metric_order
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from coordinator.cli.client import CoordinatorClient
-    from wattfleet_io.tables import FittingTable
+    from wattfleet.common.tables import FittingTable
     from wattfleet_proto.v1 import view_pb2
 
 
@@ -135,7 +135,7 @@ def _runs_table(content: dict[str, Any], is_filtered: bool = False) -> Renderabl
 
     from coordinator.display.values import ENERGY_NOTE, energy_words, is_in_part
     from coordinator.display.words import labels_text
-    from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
+    from wattfleet.common.tables import Column, FittingTable, columns, numbers, texts
 
     found: Sequence[dict[str, Any]] = content["runs"]
     if not found:
@@ -255,7 +255,7 @@ def _run_with_rounds(content: dict[str, Any]) -> RenderableType:
 def _table_of_rounds(rounds: Sequence[dict[str, Any]]) -> FittingTable:
     """A table of the rounds with their energy and metrics."""
     from coordinator.display.values import energy_words
-    from wattfleet_io.tables import FittingTable, columns, numbers
+    from wattfleet.common.tables import FittingTable, columns, numbers
 
     names = sorted({name for each in rounds for name in each["metrics"]}, key=metric_order)
     table = FittingTable(
@@ -341,7 +341,7 @@ def round_(
 def _print(content: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from wattfleet_io.tables import facts, grouped
+    from wattfleet.common.tables import facts, grouped
 
     console = terminal()
     console.print(_title(content))
@@ -399,8 +399,8 @@ def _totals(content: dict[str, Any]) -> dict[str, str]:
 def _selected(content: dict[str, Any]) -> FittingTable:
     from rich.text import Text
 
-    from wattfleet.modes import PowerMode
-    from wattfleet_io.tables import FittingTable, columns, numbers
+    from wattfleet.common.tables import FittingTable, columns, numbers
+    from wattfleet.core.modes import PowerMode
 
     planned = (
         "mode",
@@ -434,6 +434,6 @@ def _selected(content: dict[str, Any]) -> FittingTable:
 
 def _change(each: dict[str, Any]) -> str:
     """Describe how a trim changed a device's assignment."""
-    from wattfleet.modes import PowerMode
+    from wattfleet.core.modes import PowerMode
 
     return f"first {PowerMode(**each['first']['mode']).label()}" if each["became"] == "other mode" else each["became"]

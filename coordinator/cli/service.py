@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.cli.options import JsonOption
-from wattfleet_io.systemd import (
+from wattfleet.common.systemd import (
     THIS_MACHINE,
     AllowWritableOption,
     DryRunOption,
@@ -18,7 +18,7 @@ from wattfleet_io.systemd import (
     remove,
     show_installation,
 )
-from wattfleet_io.systemd import install as carry_out
+from wattfleet.common.systemd import install as carry_out
 
 if TYPE_CHECKING:
     from coordinator.settings import CoordinatorSettings
@@ -49,8 +49,8 @@ def install(
     """Show every file and command, ask for confirmation, and install the coordinator as a systemd service."""
     from coordinator.listeners import exposed_plaintext
     from coordinator.systemd.installation import installation, require_usable
-    from wattfleet_identity.channels import PLAINTEXT_WARNING
-    from wattfleet_io.systemd import running_code
+    from wattfleet.common.identity.channels import PLAINTEXT_WARNING
+    from wattfleet.common.systemd import running_code
 
     text, settings = _settings(site_budget_w, address, config, root)
     require_usable(settings, root)
@@ -85,8 +85,8 @@ def _settings(
     """
     from coordinator.settings import CoordinatorSettings
     from coordinator.systemd.installation import SETTINGS_PATH, settings_text
-    from wattfleet.errors import InvalidInputError
-    from wattfleet_io.settings.model import settings_of
+    from wattfleet.common.settings.model import settings_of
+    from wattfleet.core.errors import InvalidInputError
 
     installed = root / SETTINGS_PATH.lstrip("/")
     if config is not None and (site_budget_w is not None or address is not None):

@@ -11,8 +11,8 @@ import click
 import typer
 
 from coordinator.cli.options import JsonOption
-from wattfleet.errors import first_few
-from wattfleet_io.console import count_of, print_json, print_line
+from wattfleet.common.console import count_of, print_json, print_line
+from wattfleet.core.errors import first_few
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -68,7 +68,7 @@ def backup(
 ) -> None:
     """Copy the store to the file BACKUP, and check the copy. A coordinator may be using the store."""
     from coordinator.store.store import back_up
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
 
     path = _file(store, config, "back it up with pg_dump")
     if target.exists():
@@ -139,7 +139,7 @@ def carry_over(
     """
     from coordinator.store import restoring
     from coordinator.store.database import database_url
-    from wattfleet_io.settings.command import require_no_password
+    from wattfleet.common.settings.command import require_no_password
 
     require_no_password("FORMER", former)
     carried = restoring.carry_over(database_url(former), _location(store, config))
@@ -200,7 +200,7 @@ def _file(store: str | None, config: Path | None, instead: str, must_exist: bool
         InvalidInputError: the store is PostgreSQL, or the file does not exist.
     """
     from coordinator.store.database import display_name
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
 
     url = _location(store, config)
     if url.drivername != "sqlite":
@@ -215,9 +215,9 @@ def _location(store: str | None, config: Path | None) -> URL:
     """The store's location: as given, or else that of the settings."""
     from coordinator.settings import ENVIRONMENT_PREFIX, CoordinatorSettings
     from coordinator.store.database import database_url
-    from wattfleet_io.settings.command import require_no_password
-    from wattfleet_io.settings.model import load
-    from wattfleet_io.settings.option_variables import variables_beside
+    from wattfleet.common.settings.command import require_no_password
+    from wattfleet.common.settings.model import load
+    from wattfleet.common.settings.option_variables import variables_beside
 
     if store is not None:
         require_no_password("--store", store)
@@ -228,7 +228,7 @@ def _location(store: str | None, config: Path | None) -> URL:
 
 
 def _require_file(path: Path) -> None:
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
 
     if not path.is_file():
         raise InvalidInputError(f"{path} is not a file: pass the name of an SQLite file")

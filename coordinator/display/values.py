@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from coordinator.display.words import RunNames
-from wattfleet.planning import Assignment, Decision, RoundPlan
-from wattfleet_io.console import count_of, energy_text
+from wattfleet.common.console import count_of, energy_text
+from wattfleet.core.planning import Assignment, Decision, RoundPlan
 from wattfleet_proto.convert import (
     board_sample_from_message,
     front_from_message,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from wattfleet_io.console import duration_text
+from wattfleet.common.console import duration_text
 from wattfleet_proto.names import COOL_C, HOT_C, is_to_measure, plan_in_words
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def trust(device: Values) -> str:
     """How many of a device's recent predictions were not contradicted, and what would contradict one."""
     if device["trust"] is None:
         return "unknown: no observed round yet"
-    from wattfleet.planning import POWER_FACTOR, TIME_FACTOR
+    from wattfleet.core.planning import POWER_FACTOR, TIME_FACTOR
 
     return (
         f"{device['trust']:.0%} of recent predictions not contradicted (a contradiction is a factor of {TIME_FACTOR:g}"
@@ -342,7 +342,7 @@ def worst_first(devices: Iterable[Values], now_unix_s: float) -> list[Values]:
 
 def front_assumption() -> str:
     """What the seconds of a front mean while no app has reported the length of the device's epochs."""
-    from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH
+    from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH
 
     return (
         f"The seconds assume {ASSUMED_MINIBATCHES_PER_EPOCH} minibatches in an epoch, as no app has reported the"
@@ -362,7 +362,7 @@ def live_line(sample: Values | None) -> str:
     """The latest readings of a board's sensors, in one line."""
     if sample is None:
         return "unknown: it is offline, or its agent is too old to report it"
-    from wattfleet.modes import PowerMode
+    from wattfleet.core.modes import PowerMode
 
     parts: tuple[tuple[str, Callable[[Any], str]], ...] = (
         ("power_w", lambda value: f"{value:.1f} W"),

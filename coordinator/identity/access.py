@@ -15,10 +15,10 @@ import grpc
 
 from coordinator.errors import ForeignDeviceError
 from coordinator.identity.authority_folder import SERVER_LIFETIME, AuthorityFolder
-from wattfleet_identity.certificates import Certificate, CertificateCheck, InvalidCertificateError
-from wattfleet_identity.http_access import VIEWING, AccessDeniedError
-from wattfleet_identity.peers import Role
-from wattfleet_io.clock import utc_now
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.certificates import Certificate, CertificateCheck, InvalidCertificateError
+from wattfleet.common.identity.http_access import VIEWING, AccessDeniedError
+from wattfleet.common.identity.peers import Role
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -333,7 +333,7 @@ def require_own(
 #
 # gRPC requests the configuration at every handshake. A process with such credentials must not fork, because gRPC's
 # threads hold locks that the child would wait for. Children are started with `exec`
-# (`wattfleet_io/child_process.py`).
+# (`wattfleet/common/child_process.py`).
 
 _CHECK_S = 3600.0
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from coordinator.errors import RotationError
 from coordinator.state.identities import Identities
 from coordinator.state.identity_records import CertificateRecord
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.authority import SERVER_NAME, CertificateAuthority
-from wattfleet_identity.certificates import (
+from wattfleet.common.atomic_files import read_regular_file, remove_file, replace_file
+from wattfleet.common.identity.authority import SERVER_NAME, CertificateAuthority
+from wattfleet.common.identity.certificates import (
     Certificate,
     fingerprint,
     matches,
@@ -33,9 +33,9 @@ from wattfleet_identity.certificates import (
     request_certificate,
     to_pem,
 )
-from wattfleet_identity.channels import OPERATOR_FOLDER
-from wattfleet_identity.http_access import ServerTls
-from wattfleet_identity.identity_folder import (
+from wattfleet.common.identity.channels import OPERATOR_FOLDER
+from wattfleet.common.identity.http_access import ServerTls
+from wattfleet.common.identity.identity_folder import (
     SECRET_MODE,
     Identity,
     is_complete,
@@ -44,8 +44,8 @@ from wattfleet_identity.identity_folder import (
     require_secret,
     write_identity,
 )
-from wattfleet_identity.peers import Peer, Role
-from wattfleet_io.atomic_files import read_regular_file, remove_file, replace_file
+from wattfleet.common.identity.peers import Peer, Role
+from wattfleet.core.errors import InvalidInputError
 
 AUTHORITY_KEY, AUTHORITY, TRUSTED = "authority.key", "authority.pem", "trusted.pem"
 SERVER_KEY, SERVER = "server.key", "server.pem"

@@ -32,11 +32,11 @@ from coordinator.page.snapshots import (
     noted,
     unexpected_text,
 )
-from wattfleet.errors import WattfleetError
-from wattfleet_identity.channels import is_loopback
-from wattfleet_identity.http_access import HttpAccess
-from wattfleet_identity.http_server import HttpLimits, caller_of, serving_http
-from wattfleet_io.tasks import background_task, stop_tasks
+from wattfleet.common.identity.channels import is_loopback
+from wattfleet.common.identity.http_access import HttpAccess
+from wattfleet.common.identity.http_server import HttpLimits, caller_of, serving_http
+from wattfleet.common.tasks import background_task, stop_tasks
+from wattfleet.core.errors import WattfleetError
 
 # --- Updates ----------------------------------------------------------------------------------------------------------
 # Server-sent events: the watts of a supply with every snapshot, changes of pages, and why updates fail.

@@ -39,11 +39,11 @@ from coordinator.display.words import (
 from coordinator.page.plots import FrontPlot, HistoryPlot, drawn
 from coordinator.page.queries import Queries, device_link, page_of, run_link
 from coordinator.page.snapshots import WHOLE_FLEET, Snapshot, Snapshots
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import PowerMode, board_named
-from wattfleet_identity.http_server import caller_of
-from wattfleet_identity.peers import Role
-from wattfleet_io.console import count_of
+from wattfleet.common.console import count_of
+from wattfleet.common.identity.http_server import caller_of
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import PowerMode, board_named
 from wattfleet_proto.v1 import view_pb2
 
 # --- Fleet page -------------------------------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ from coordinator.display.words import (
     why_in_force,
 )
 from coordinator.page.queries import device_link, run_link
-from wattfleet.modes import PowerMode
-from wattfleet_io.console import MODE_LEGEND, count_of, duration_text, energy_text
+from wattfleet.common.console import MODE_LEGEND, count_of, duration_text, energy_text
+from wattfleet.core.modes import PowerMode
 from wattfleet_proto.names import HOT_C
 
 # --- Drawing ----------------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from coordinator.errors import UnknownRecordError
 from coordinator.page.plots import Timeline, drawn
 from coordinator.page.queries import Queries, page_of
 from coordinator.page.snapshots import Snapshots
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.planning.policies import policy_names
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.planning.policies import policy_names
 from wattfleet_proto.names import label_of, metric_order
 from wattfleet_proto.v1 import operator_pb2
 

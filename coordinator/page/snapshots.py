@@ -26,7 +26,7 @@ from coordinator.display.words import as_tree
 from coordinator.errors import UnknownRecordError
 from coordinator.page.plots import drawn
 from coordinator.page.queries import Queries
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import operator_pb2, view_pb2
 
 _log = logging.getLogger(__name__)

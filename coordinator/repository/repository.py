@@ -31,8 +31,8 @@ from coordinator.state.records import (
 )
 from coordinator.store.store import Store
 from coordinator.store.tables import Times, TimesOf
-from wattfleet.planning import History
-from wattfleet_io.clock import utc_now
+from wattfleet.common.clock import utc_now
+from wattfleet.core.planning import History
 
 _log = logging.getLogger(__name__)
 

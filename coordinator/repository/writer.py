@@ -36,7 +36,7 @@ from coordinator.state.records import (
     UnplannedRound,
 )
 from coordinator.store.tables import Times, TimesOf
-from wattfleet.planning import History
+from wattfleet.core.planning import History
 
 _log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from coordinator.repository.repository import FleetRepository
 from coordinator.services.issuing import CertificateOf
 from coordinator.services.request_limits import HostRates, host_of
 from coordinator.state.identity_records import AuditEntry
-from wattfleet.errors import WattfleetError
-from wattfleet_identity.channels import is_loopback
-from wattfleet_io.clock import utc_now
-from wattfleet_io.console import plain_text
+from wattfleet.common.clock import utc_now
+from wattfleet.common.console import plain_text
+from wattfleet.common.identity.channels import is_loopback
+from wattfleet.core.errors import WattfleetError
 
 _log = logging.getLogger(__name__)
 

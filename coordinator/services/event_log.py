@@ -15,10 +15,10 @@ from coordinator.budgets.budget_watch import BudgetChange
 from coordinator.display.words import age, error_text, found_troubles, is_off_prediction, watts
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, EventRecord, RoundRecord, RunRecord
-from wattfleet.errors import InvalidInputError, first_few
-from wattfleet_io.clock import unix_now_s, utc_now
-from wattfleet_io.console import count_of, duration_text
-from wattfleet_io.logs import fields
+from wattfleet.common.clock import unix_now_s, utc_now
+from wattfleet.common.console import count_of, duration_text
+from wattfleet.common.logs import fields
+from wattfleet.core.errors import InvalidInputError, first_few
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.names import is_stopped
 

@@ -19,12 +19,12 @@ from coordinator.services.request_limits import HostRates, host_of
 from coordinator.state.identities import Identities
 from coordinator.state.identity_records import Application, CertificateRecord, InviteRecord, Terms
 from coordinator.state.names import require_name
-from wattfleet.errors import InvalidInputError, first_few
-from wattfleet_identity.authority import LIFETIME, SERVER_NAME
-from wattfleet_identity.certificates import key_digest, requested_key
-from wattfleet_identity.invites import Invite, new_token
-from wattfleet_identity.peers import USERS_OF_FLWR, Peer, Role
-from wattfleet_io.addresses import split_address
+from wattfleet.common.addresses import split_address
+from wattfleet.common.identity.authority import LIFETIME, SERVER_NAME
+from wattfleet.common.identity.certificates import key_digest, requested_key
+from wattfleet.common.identity.invites import Invite, new_token
+from wattfleet.common.identity.peers import USERS_OF_FLWR, Peer, Role
+from wattfleet.core.errors import InvalidInputError, first_few
 from wattfleet_proto.v1 import (
     enrolment_pb2,
     enrolment_pb2_grpc,

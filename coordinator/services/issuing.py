@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.state.identities import Identities
 from coordinator.state.identity_records import CertificateRecord
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.certificates import Certificate
-from wattfleet_identity.peers import Peer, Role
-from wattfleet_io.clock import utc_now
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.certificates import Certificate
+from wattfleet.common.identity.peers import Peer, Role
+from wattfleet.core.errors import InvalidInputError
 
 CertificateOf = Callable[[Any], Certificate | None]
 """Returns the certificate of an RPC's caller, given gRPC's context; None without one."""

@@ -26,13 +26,13 @@ from coordinator.state.names import require_name
 from coordinator.state.power_draw import MeasuredDraw
 from coordinator.state.preview import WhatIf
 from coordinator.state.records import DeviceOverrides, SupplyOverride
-from wattfleet.budgets import Override
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Workload
-from wattfleet.planning import Selection
-from wattfleet.planning.policies import policy_named
-from wattfleet.prediction import Artefact
-from wattfleet_io.tasks import background_task, stop_tasks
+from wattfleet.common.tasks import background_task, stop_tasks
+from wattfleet.core.budgets import Override
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import Workload
+from wattfleet.core.planning import Selection
+from wattfleet.core.planning.policies import policy_named
+from wattfleet.core.prediction import Artefact
 from wattfleet_proto.convert import plan_to_message, workload_from_message, workload_to_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.limits import MAX_MANIFEST_BYTES, MAX_WEIGHTS_BYTES, PROFILE_MODES

@@ -20,10 +20,10 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.measuring import Kind, SharedModes
 from coordinator.state.records import DeviceRecord, RoundRecord, run_of
 from coordinator.state.rounds.grants import Grant
-from wattfleet.budgets import InForce
-from wattfleet.errors import first_few
-from wattfleet.modes import Measurement, Workload
-from wattfleet_io.tasks import background_task, stop_tasks
+from wattfleet.common.tasks import background_task, stop_tasks
+from wattfleet.core.budgets import InForce
+from wattfleet.core.errors import first_few
+from wattfleet.core.modes import Measurement, Workload
 from wattfleet_proto.convert import measured_to_message, mode_to_message, workload_to_message
 from wattfleet_proto.v1 import session_pb2
 

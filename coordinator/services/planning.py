@@ -24,10 +24,10 @@ from coordinator.state.names import default_run_name, require_metrics, require_n
 from coordinator.state.preview import NodePrediction, Preview, RoundPreview, WhatIf, predict_nodes
 from coordinator.state.records import DeviceResult, RoundRecord, RunRecord, plan_id_of, run_of
 from coordinator.state.rounds.ledger import RoundRequest, reported
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError, first_few
-from wattfleet.modes import Workload
-from wattfleet.planning import EpochChoice, plausible_examples, plausible_loss, require_epochs
-from wattfleet_io.clock import utc_now
+from wattfleet.common.clock import utc_now
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError, first_few
+from wattfleet.core.modes import Workload
+from wattfleet.core.planning import EpochChoice, plausible_examples, plausible_loss, require_epochs
 from wattfleet_proto.convert import (
     assignment_to_message,
     epochs_of_request,

@@ -38,11 +38,11 @@ from coordinator.errors import (
 from coordinator.service_figures import ServiceFigures, timed
 from coordinator.settings import PeerSettings
 from coordinator.state.names import abbreviate
-from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
-from wattfleet_identity.certificates import InvalidCertificateError
-from wattfleet_identity.http_access import AccessDeniedError
-from wattfleet_identity.peers import UnknownPeerError
-from wattfleet_io.tasks import TokenBucket
+from wattfleet.common.identity.certificates import InvalidCertificateError
+from wattfleet.common.identity.http_access import AccessDeniedError
+from wattfleet.common.identity.peers import UnknownPeerError
+from wattfleet.common.tasks import TokenBucket
+from wattfleet.core.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.limits import (
     MAX_ELEMENTS,

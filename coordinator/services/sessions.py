@@ -25,9 +25,9 @@ from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
 from coordinator.state.records import DeviceRecord, StoredRecord
 from coordinator.state.workload_fronts import EVERY_WORKLOAD
-from wattfleet.errors import ImplausibleError, InvalidInputError, WattfleetError
-from wattfleet_identity.certificates import Certificate
-from wattfleet_io.tasks import TokenBucket, background_task
+from wattfleet.common.identity.certificates import Certificate
+from wattfleet.common.tasks import TokenBucket, background_task
+from wattfleet.core.errors import ImplausibleError, InvalidInputError, WattfleetError
 from wattfleet_proto.convert import (
     board_sample_from_message,
     front_from_message,

@@ -31,9 +31,9 @@ from coordinator.state.records import (
 )
 from coordinator.state.workload_fronts import UsualLengths, WorkloadFront
 from coordinator.store.tables import OF_DEVICES, OF_NODES, OF_RUNS, Times, of_rounds
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import require_workload_name
-from wattfleet.planning import PredictionError, RoundPlan
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import require_workload_name
+from wattfleet.core.planning import PredictionError, RoundPlan
 from wattfleet_proto.convert import (
     board_sample_to_message,
     front_to_message,

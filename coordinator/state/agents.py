@@ -14,11 +14,11 @@ from coordinator.settings import ClaimSettings
 from coordinator.state.names import abbreviate, require_name
 from coordinator.state.records import LONGEST_TEXT, DeviceRecord, ObservedTraining, RoundRecord
 from coordinator.state.workload_fronts import EVERY_WORKLOAD, UsualLengths, WorkloadFront
-from wattfleet.budgets import Supplies
-from wattfleet.choosing import Front
-from wattfleet.errors import ImplausibleError, InvalidInputError
-from wattfleet.modes import Workload, require_workload_name
-from wattfleet.planning import (
+from wattfleet.core.budgets import Supplies
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import ImplausibleError, InvalidInputError
+from wattfleet.core.modes import Workload, require_workload_name
+from wattfleet.core.planning import (
     Offer,
     PowerRange,
     PredictionError,

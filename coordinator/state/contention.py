@@ -10,7 +10,7 @@ from coordinator.state.operator import OperatorSettings
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import run_of
 from coordinator.state.rounds.grants import Grants
-from wattfleet.planning import Allowance, Offer, least_whole
+from wattfleet.core.planning import Allowance, Offer, least_whole
 from wattfleet_proto.device_state import DeviceState
 
 # --- Waiting runs -----------------------------------------------------------------------------------------------------

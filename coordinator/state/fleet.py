@@ -31,9 +31,9 @@ from coordinator.state.records import (
 )
 from coordinator.state.rounds.grants import CountedOn, DeviceGrant, Grant, Grants
 from coordinator.state.rounds.ledger import RoundLedger, UnplannedRounds
-from wattfleet.budgets import InForce
-from wattfleet.errors import InvalidInputError, first_few
-from wattfleet.planning import (
+from wattfleet.core.budgets import InForce
+from wattfleet.core.errors import InvalidInputError, first_few
+from wattfleet.core.planning import (
     Allowance,
     Assignment,
     InFlight,
@@ -44,7 +44,7 @@ from wattfleet.planning import (
     review_epochs,
     trim_rounds,
 )
-from wattfleet.planning.policies import Policy
+from wattfleet.core.planning.policies import Policy
 from wattfleet_proto.names import is_to_measure
 
 _T = TypeVar("_T")

@@ -27,10 +27,10 @@ from coordinator.state.records import (
 )
 from coordinator.state.rounds.ledger import RoundLedger, RoundRequest
 from coordinator.state.workload_fronts import UNNAMED
-from wattfleet.errors import MAX_LISTED, InvalidInputError, first_few
-from wattfleet.modes import Workload
-from wattfleet.planning import EpochChoice, Offer
-from wattfleet.planning.policies import Policy
+from wattfleet.core.errors import MAX_LISTED, InvalidInputError, first_few
+from wattfleet.core.modes import Workload
+from wattfleet.core.planning import EpochChoice, Offer
+from wattfleet.core.planning.policies import Policy
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.names import plan_in_words
 

@@ -28,8 +28,8 @@ from coordinator.state.identity_records import (
     Terms,
     peer_of,
 )
-from wattfleet_identity.invites import token_hash
-from wattfleet_identity.peers import Peer, Role
+from wattfleet.common.identity.invites import token_hash
+from wattfleet.common.identity.peers import Peer, Role
 
 # --- Enrolments -------------------------------------------------------------------------------------------------------
 # How many new devices each peer has enrolled: a limit, since every device stays known until it is forgotten.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from coordinator.state.names import MAX_TAGS, require_name, require_tag
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.peers import Peer, Role
+from wattfleet.common.identity.peers import Peer, Role
+from wattfleet.core.errors import InvalidInputError
 
 # --- Invite terms -----------------------------------------------------------------------------------------------------
 # The terms of an invite, what an enrolling machine states about itself, and the peer that it becomes.

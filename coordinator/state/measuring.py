@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from coordinator.state.records import DeviceRecord
 from coordinator.state.rounds.grants import Measuring
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import MeasuredUnit, Measurement
-from wattfleet.planning import Allowance, Assignment, Offer, plan_measuring
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import MeasuredUnit, Measurement
+from wattfleet.core.planning import Allowance, Assignment, Offer, plan_measuring
 from wattfleet_proto.limits import MAX_OTHER_KINDS, MAX_UNITS, SURVEY_MODES
 
 # --- Shared modes -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from datetime import datetime
 from itertools import count
 
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.limits import MAX_ID_CHARACTERS
 from wattfleet_proto.names import LONGEST_RUN_NAME
 

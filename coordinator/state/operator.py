@@ -9,9 +9,9 @@ from coordinator.errors import UnknownRecordError
 from coordinator.state.agents import Agents, AssignedPlacement, DeviceRules
 from coordinator.state.names import MAX_TAGS, require_tag
 from coordinator.state.records import DeviceOverrides
-from wattfleet.budgets import InForce
-from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Allowance, Selection
+from wattfleet.core.budgets import InForce
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.planning import Allowance, Selection
 from wattfleet_proto.device_state import PresetPoint
 
 # --- Preset points ----------------------------------------------------------------------------------------------------

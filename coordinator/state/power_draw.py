@@ -14,10 +14,10 @@ from coordinator.state.records import DeviceRecord, run_of
 from coordinator.state.rounds.grants import DeviceGrant, Grants
 from coordinator.state.rounds.ledger import LatestResults
 from coordinator.state.workload_fronts import UsualLengths
-from wattfleet.choosing import Front
-from wattfleet.duties import KeptDuty
-from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Assignment, Offer
+from wattfleet.core.choosing import Front
+from wattfleet.core.duties import KeptDuty
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.planning import Assignment, Offer
 from wattfleet_proto.device_state import BoardSample, DeviceState
 
 # --- Kept duties ------------------------------------------------------------------------------------------------------

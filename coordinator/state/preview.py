@@ -10,11 +10,11 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.flower import NodePairings
 from coordinator.state.names import abbreviate
 from coordinator.state.records import DeviceRecord, RoundRecord
-from wattfleet.budgets import InForce, require_watts
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Workload
-from wattfleet.planning import Assignment, Offer, fastest_assignments
-from wattfleet.planning.policies import Policy
+from wattfleet.core.budgets import InForce, require_watts
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import Workload
+from wattfleet.core.planning import Assignment, Offer, fastest_assignments
+from wattfleet.core.planning.policies import Policy
 from wattfleet_proto.device_state import DeviceState
 
 # --- Node predictions -------------------------------------------------------------------------------------------------

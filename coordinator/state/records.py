@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from coordinator.state.identity_records import IdentityRecord
 from coordinator.state.names import MAX_TAGS
 from coordinator.state.workload_fronts import UNNAMED, WorkloadFront, front_for
-from wattfleet.budgets import Override
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Workload
-from wattfleet.planning import Assignment, Participation, RoundPlan, plausible_examples, plausible_loss
+from wattfleet.core.budgets import Override
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import Workload
+from wattfleet.core.planning import Assignment, Participation, RoundPlan, plausible_examples, plausible_loss
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.limits import MAX_DETAIL_CHARACTERS
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 
-from wattfleet.choosing import Front
-from wattfleet.errors import ImplausibleError
-from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import ImplausibleError
+from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
 
 EVERY_WORKLOAD = ""
 """Replaces a workload's name: the only front of an agent before protocol 2.1 counts for every workload."""

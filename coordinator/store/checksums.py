@@ -15,7 +15,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from coordinator.errors import DamagedStoreError
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 
 CHECKED_TABLES = (
     "device",

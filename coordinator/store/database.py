@@ -31,7 +31,7 @@ from coordinator.errors import (
 from coordinator.store import checksums
 from coordinator.store.checksums import UNREADABLE, damaged_store
 from coordinator.store.tables import Base, CoordinatorTerm
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 
 _log = logging.getLogger(__name__)
 

@@ -39,11 +39,11 @@ from coordinator.store.checksums import UNREADABLE, driver_connection
 from coordinator.store.database import READS, database_url, open_engine, typed_opening_errors, version_of
 from coordinator.store.ownership import FileLock
 from coordinator.store.store import SIDECARS, Store, StoredState, check_file, copy_file
-from wattfleet.budgets import Override
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.peers import Role
-from wattfleet_io.atomic_files import sync_folder
-from wattfleet_io.clock import utc_now
+from wattfleet.common.atomic_files import sync_folder
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.budgets import Override
+from wattfleet.core.errors import InvalidInputError
 
 ENDED = "the coordinator's store was restored from a backup from before the run"
 _IDENTITY_TABLES = ("invite", "certificate", "audit_entry")

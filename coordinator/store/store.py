@@ -77,11 +77,11 @@ from coordinator.store.tables import (
     UnplannedRoundRow,
     save_single_rows,
 )
-from wattfleet.budgets import Override
-from wattfleet.errors import ImplausibleError, InvalidInputError
-from wattfleet.planning import History
-from wattfleet_io.atomic_files import make_state_folder, sync_folder
-from wattfleet_io.clock import utc_now
+from wattfleet.common.atomic_files import make_state_folder, sync_folder
+from wattfleet.common.clock import utc_now
+from wattfleet.core.budgets import Override
+from wattfleet.core.errors import ImplausibleError, InvalidInputError
+from wattfleet.core.planning import History
 
 _log = logging.getLogger(__name__)
 

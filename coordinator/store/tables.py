@@ -58,10 +58,10 @@ from coordinator.state.records import (
     UnplannedRound,
 )
 from coordinator.state.workload_fronts import EVERY_WORKLOAD, WorkloadFront
-from wattfleet.budgets import Override
-from wattfleet.choosing import Front
-from wattfleet.modes import BatchOptions, Processor, Task, Workload, WorkloadFacts
-from wattfleet_identity.peers import Peer, Role
+from wattfleet.common.identity.peers import Peer, Role
+from wattfleet.core.budgets import Override
+from wattfleet.core.choosing import Front
+from wattfleet.core.modes import BatchOptions, Processor, Task, Workload, WorkloadFacts
 from wattfleet_proto.convert import plan_from_message, plan_to_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import planning_pb2

@@ -8,9 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wattfleet.errors import InvalidInputError
-from wattfleet_io.addresses import without_passwords
-from wattfleet_io.systemd import (
+from wattfleet.common.addresses import without_passwords
+from wattfleet.common.systemd import (
     SETTINGS_FOLDER,
     UNIT_FOLDER,
     InstallationPlan,
@@ -20,6 +19,7 @@ from wattfleet_io.systemd import (
     require_visible,
     unit_of,
 )
+from wattfleet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from coordinator.settings import CoordinatorSettings

@@ -12,8 +12,8 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from wattfleet_identity.authority import SERVER_NAME
-from wattfleet_identity.channels import open_enrolment_channel
+from wattfleet.common.identity.authority import SERVER_NAME
+from wattfleet.common.identity.channels import open_enrolment_channel
 
 TIMEOUT_S = 5.0
 

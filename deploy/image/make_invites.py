@@ -14,14 +14,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from coordinator.cli.client import CoordinatorClient, RequestFailedError
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.certificates import Certificate, new_key, request_certificate
-from wattfleet_identity.channels import OPERATOR_FOLDER, Endpoint, require_identity
-from wattfleet_identity.identity_folder import CERTIFICATE, KEY, TRUSTED, Identity, write_identity
-from wattfleet_identity.renewal import renew_if_due, stored_at
-from wattfleet_io.atomic_files import replace_file
-from wattfleet_io.clock import utc_now
-from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
+from wattfleet.common.atomic_files import replace_file
+from wattfleet.common.clock import utc_now
+from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
+from wattfleet.common.identity.certificates import Certificate, new_key, request_certificate
+from wattfleet.common.identity.channels import OPERATOR_FOLDER, Endpoint, require_identity
+from wattfleet.common.identity.identity_folder import CERTIFICATE, KEY, TRUSTED, Identity, write_identity
+from wattfleet.common.identity.renewal import renew_if_due, stored_at
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.v1 import identity_pb2
 
 INVITE_TTL_S = 3600.0

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.cli.client import RequestFailedError
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.channels import Endpoint, named_folder
-from wattfleet_identity.renewal import renew_if_due
-from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
-from wattfleet_proto.v1 import view_pb2
-from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment, NoAnswerError, PartFailedError, Parts, program
-from wattfleet_simulation.run import (
+from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
+from wattfleet.common.identity.channels import Endpoint, named_folder
+from wattfleet.common.identity.renewal import renew_if_due
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.simulation.flower import APP_DIRECTORY, FlowerDeployment, NoAnswerError, PartFailedError, Parts, program
+from wattfleet.simulation.run import (
     CoordinatorView,
     NotInTimeError,
     RunSeen,
@@ -26,6 +25,7 @@ from wattfleet_simulation.run import (
     is_ready,
     missing_text,
 )
+from wattfleet_proto.v1 import view_pb2
 
 READY_WITHIN_S = 300.0
 REPEATED_AFTER_S = 60.0

@@ -14,9 +14,9 @@ from coordinator.settings import ENVIRONMENT_PREFIX as COORDINATOR_PREFIX
 from coordinator.settings import CoordinatorSettings
 from edge_agent.settings import ENVIRONMENT_PREFIX as AGENT_PREFIX
 from edge_agent.settings import AgentSettings
-from wattfleet_io.cli import wattfleet
-from wattfleet_io.help import variables_text
-from wattfleet_io.settings.model import Settings, keys_of, variable_of
+from wattfleet.common.cli import wattfleet
+from wattfleet.common.help import variables_text
+from wattfleet.common.settings.model import Settings, keys_of, variable_of
 
 _PROTOCOL = Path(__file__).parents[2] / "proto" / "wattfleet_proto" / "v1"
 

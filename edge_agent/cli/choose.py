@@ -21,13 +21,13 @@ from edge_agent.cli.options import (
     repeated_options,
 )
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet.choosing import WorkloadChanges
-from wattfleet_io.console import MODE_LEGEND, print_json, terminal
+from wattfleet.common.console import MODE_LEGEND, print_json, terminal
+from wattfleet.core.choosing import WorkloadChanges
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
     from edge_agent.profiling.stored_profile import FittedDevice
-    from wattfleet.choosing import Advice, ChosenMode, MethodCost
+    from wattfleet.core.choosing import Advice, ChosenMode, MethodCost
 
 
 # --- Choose -----------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def choose(
     Pass exactly one of --budget-w, --deadline-s.
     """
     from edge_agent.profiling.stored_profile import read_fitted
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
 
     if (budget_w is None) == (deadline_s is None):
         raise InvalidInputError("pass exactly one of --budget-w, --deadline-s")
@@ -93,13 +93,13 @@ def choose(
 def _chosen(
     fitted: FittedDevice, budget_w: float | None, deadline_s: float | None, least: Goal, probability: float
 ) -> ChosenMode:
-    from wattfleet.choosing import (
+    from wattfleet.core.choosing import (
         InfeasibleDeadlineError,
         fastest_within_budget,
         least_energy_by_deadline,
         lowest_power_by_deadline,
     )
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
 
     if budget_w is not None:
         return fastest_within_budget(fitted.choosable, budget_w * 1e3, probability)
@@ -145,7 +145,7 @@ def _content(
 
 def _print(content: Mapping[str, Any], board: str) -> None:
     from edge_agent.learning.transfer import assumed_length, lines_of
-    from wattfleet_io.tables import facts
+    from wattfleet.common.tables import facts
 
     limit = f"{content['budget_w']:g} W" if "budget_w" in content else f"{content['deadline_s']:g} s per epoch"
     table = facts(title=f"Best mode for {board} within {limit}", has_lines=True)
@@ -181,7 +181,7 @@ def apply(
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.devices.sysfs import mode_argument
     from edge_agent.training.mode_change import apply_with_backup
-    from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
+    from wattfleet.common.stop_signals import StoppedBySignal, StopSignals
 
     board = open_named(device, state_dir)
     try:
@@ -206,7 +206,7 @@ def restore(
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.devices.sysfs import mode_argument
     from edge_agent.training.mode_change import has_backup, restore_backup
-    from wattfleet_io.stop_signals import StopSignals
+    from wattfleet.common.stop_signals import StopSignals
 
     folder = folder_of_device(device, state_dir)
     if not has_backup(folder):
@@ -271,8 +271,8 @@ def advise(
     """
     from edge_agent.learning.profiling_plan import board_figures
     from edge_agent.learning.transfer import named_reference
-    from wattfleet.choosing import compare_methods
-    from wattfleet.modes import board_named
+    from wattfleet.core.choosing import compare_methods
+    from wattfleet.core.modes import board_named
 
     known = board_named(board)
     source = named_reference(reference)
@@ -289,7 +289,7 @@ def advise(
 def _advice_content(
     advice: Advice, board: str, training_h: float, changes: WorkloadChanges, reference: str, workload: str
 ) -> dict[str, Any]:
-    from wattfleet.choosing import LOSS_SOURCE
+    from wattfleet.core.choosing import LOSS_SOURCE
 
     return {
         "board": board,
@@ -318,8 +318,8 @@ def _row(cost: MethodCost) -> dict[str, Any]:
 
 
 def _print_advice(content: dict[str, Any]) -> None:
-    from wattfleet_io.console import count_of, duration_text
-    from wattfleet_io.tables import FittingTable, columns, numbers
+    from wattfleet.common.console import count_of, duration_text
+    from wattfleet.common.tables import FittingTable, columns, numbers
 
     console = terminal()
     figures = ("modes", "measuring", "slower by", "over by > 1 W", "total")
@@ -352,7 +352,7 @@ def _print_advice(content: dict[str, Any]) -> None:
 
 
 def _arguments(row: dict[str, Any]) -> str:
-    from wattfleet.choosing import ProfilingMethod
+    from wattfleet.core.choosing import ProfilingMethod
 
     by_method = {
         ProfilingMethod.TRANSFER: f" --modes {row['modes']}",
@@ -389,7 +389,7 @@ def modes(
 
 
 def _csv_lines(board: Device) -> list[str]:
-    from wattfleet.modes import PowerMode
+    from wattfleet.core.modes import PowerMode
 
     rows = board.modes.astype(int).tolist()
     return [",".join(PowerMode._fields), *(",".join(map(str, row)) for row in rows)]
@@ -397,7 +397,7 @@ def _csv_lines(board: Device) -> list[str]:
 
 def _modes_content(board: Device) -> dict[str, Any]:
     from edge_agent.devices.sysfs import presets_of
-    from wattfleet.modes import PowerMode
+    from wattfleet.core.modes import PowerMode
 
     columns = zip(PowerMode._fields, board.modes.T, strict=True)
     return {
@@ -411,8 +411,8 @@ def _modes_content(board: Device) -> dict[str, Any]:
 
 def _print_tables(content: dict[str, Any]) -> None:
     from edge_agent.devices.sysfs import mode_argument
-    from wattfleet.modes import PowerMode
-    from wattfleet_io.tables import Column, FittingTable, columns, numbers, texts
+    from wattfleet.common.tables import Column, FittingTable, columns, numbers, texts
+    from wattfleet.core.modes import PowerMode
 
     console = terminal()
     values = FittingTable(
@@ -458,8 +458,8 @@ def explain(
     from edge_agent.devices.sysfs import mode_argument, parse_mode
     from edge_agent.learning.transfer import expectation_of
     from edge_agent.profiling.stored_profile import read_fitted
-    from wattfleet.errors import InvalidInputError
-    from wattfleet.prediction import RooflinePredictor
+    from wattfleet.core.errors import InvalidInputError
+    from wattfleet.core.prediction import RooflinePredictor
 
     board = open_named(device, state_dir)
     wanted = parse_mode(board, mode)
@@ -491,7 +491,7 @@ def _print_explanation(content: Mapping[str, Any]) -> None:
     from rich.text import Text
 
     from edge_agent.learning.transfer import lines_of
-    from wattfleet_io.tables import Column, FittingTable, columns, numbers
+    from wattfleet.common.tables import Column, FittingTable, columns, numbers
 
     console = terminal()
     console.print(f"{content['argument']} ({content['label']})", style="bold")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_agent.cli.options import JsonOption, SocketOption
-from wattfleet_io.console import print_json, print_line, terminal
+from wattfleet.common.console import print_json, print_line, terminal
 from wattfleet_proto.names import DEFAULT_SOCKET
 
 if TYPE_CHECKING:
-    from wattfleet.duties import Arrivals
+    from wattfleet.core.duties import Arrivals
 
 _HELP = "Set, show or clear the requests that the device answers before it trains."
 
@@ -61,8 +61,8 @@ def set_duty(
     Give exactly one of --arrivals-per-s, --arrivals-schedule and --assumed-arrivals-per-s.
     """
     from edge_agent.serving.duty_service import DutyClient
-    from wattfleet.duties import Duty
-    from wattfleet.modes import read_profile
+    from wattfleet.core.duties import Duty
+    from wattfleet.core.modes import read_profile
 
     arrivals = _arrivals(arrivals_per_s, arrivals_schedule, assumed_arrivals_per_s, time_zone)
     duty = Duty(workload, arrivals, latency_ms, quantile)
@@ -84,7 +84,7 @@ def show_duty(socket: SocketOption = Path(DEFAULT_SOCKET), json_: JsonOption = F
     elif shown is None:
         print_line("no duty")
     else:
-        from wattfleet_io.tables import facts
+        from wattfleet.common.tables import facts
 
         terminal().print(facts(shown[1].lines()))
 
@@ -98,8 +98,8 @@ def clear_duty(socket: SocketOption = Path(DEFAULT_SOCKET)) -> None:
 
 
 def _arrivals(per_s: float | None, schedule: str | None, assumed_per_s: float | None, time_zone: str) -> Arrivals:
-    from wattfleet.duties import ConstantArrivals, MeasuredArrivals, arrivals_from_content
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.duties import ConstantArrivals, MeasuredArrivals, arrivals_from_content
+    from wattfleet.core.errors import InvalidInputError
 
     if sum(given is not None for given in (per_s, schedule, assumed_per_s)) != 1:
         raise InvalidInputError(

@@ -10,7 +10,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, StoredWorkloadOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import MODE_LEGEND, print_json, terminal
+from wattfleet.common.console import MODE_LEGEND, print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.cli.front_plots.view import FrontView
@@ -59,7 +59,7 @@ def _write_image(view: FrontView, path: Path) -> None:
 
 def _write_file(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file, and confirm it on standard error."""
-    from wattfleet.errors import InvalidInputError
+    from wattfleet.core.errors import InvalidInputError
 
     try:
         write(path)
@@ -78,7 +78,7 @@ def _print(view: FrontView) -> None:
     from edge_agent.cli.front_plots.terminal import front_text
     from edge_agent.devices.sysfs import mode_argument
     from edge_agent.learning.transfer import assumed_length
-    from wattfleet_io.tables import Column, FittingTable, columns, numbers
+    from wattfleet.common.tables import Column, FittingTable, columns, numbers
 
     console, front = terminal(), view.front
     console.print(view.title, style="bold")

@@ -11,8 +11,8 @@ import typer
 from click.core import ParameterSource
 
 from edge_agent.workloads.loading import SHIPPED, Processor
-from wattfleet.choosing import WorkloadChanges
-from wattfleet.modes import LARGEST_COUNT
+from wattfleet.core.choosing import WorkloadChanges
+from wattfleet.core.modes import LARGEST_COUNT
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -73,7 +73,7 @@ ToleranceOption = Annotated[
     ),
 ]
 DEFAULT_TOLERANCE = 0.01
-"""Equals `wattfleet.choosing.SamplingSettings.tolerance`, which would be slow to import just for a default."""
+"""Equals `wattfleet.core.choosing.SamplingSettings.tolerance`, which would be slow to import just for a default."""
 
 DEFAULT_REFERENCE = "agx_orin_resnet18"
 

@@ -28,10 +28,10 @@ from edge_agent.cli.options import (
     repeated_options,
 )
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
-from wattfleet.choosing import ProfilingMethod, WorkloadChanges
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import LARGEST_COUNT
-from wattfleet_io.console import MODE_LEGEND, print_json, terminal
+from wattfleet.common.console import MODE_LEGEND, print_json, terminal
+from wattfleet.core.choosing import ProfilingMethod, WorkloadChanges
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import LARGEST_COUNT
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from edge_agent.learning.profiling_plan import Progress
     from edge_agent.learning.refit import Refit
     from edge_agent.profiling.stored_profile import MeasuredProfile
-    from wattfleet.choosing import BoardFigures
-    from wattfleet.prediction import Artefact
+    from wattfleet.core.choosing import BoardFigures
+    from wattfleet.core.prediction import Artefact
 
 
 # --- Profile method ---------------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def planned_method(
 def _confirm(figures: BoardFigures, begun_before: MeasuredProfile | None) -> None:
     import numpy as np
 
-    from wattfleet.modes import array_to_modes
-    from wattfleet_io.console import count_of, duration_text
+    from wattfleet.common.console import count_of, duration_text
+    from wattfleet.core.modes import array_to_modes
 
     measured = set() if begun_before is None else set(array_to_modes(begun_before.profile.modes))
     missing = np.array([mode not in measured for mode in array_to_modes(figures.modes)])
@@ -275,8 +275,8 @@ def profile(
     from edge_agent.profiling.profiled_workload import profiled_workload
     from edge_agent.profiling.stored_profile import WorkloadFolders, read_device_id, read_profile
     from edge_agent.training.mode_change import backed_up
-    from wattfleet_io.console import count_of
-    from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
+    from wattfleet.common.console import count_of
+    from wattfleet.common.stop_signals import StoppedBySignal, StopSignals
 
     request = MethodRequest(method, modes, tuple(budget_w or ()), training_hours, workload_changes, yes)
     board = open_named(device, state_dir, seed)
@@ -330,7 +330,7 @@ def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Cal
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from wattfleet_io.console import count_of
+    from wattfleet.common.console import count_of
 
     console = terminal(to_stderr=True)
     columns = (
@@ -398,8 +398,8 @@ def _content(found: ManualProfile, planned: PlannedMethod) -> dict[str, Any]:
 
 
 def _print(found: ManualProfile, planned: PlannedMethod) -> None:
-    from wattfleet_io.console import count_of
-    from wattfleet_io.tables import FittingTable, columns, numbers
+    from wattfleet.common.console import count_of
+    from wattfleet.common.tables import FittingTable, columns, numbers
 
     content = _content(found, planned)
     console = terminal()
@@ -484,9 +484,9 @@ def _fit_content(fitted: Refit, board: Device) -> dict[str, Any]:
     import numpy as np
 
     from edge_agent.devices.sysfs import mode_argument
-    from wattfleet.choosing import descending_modes
-    from wattfleet.modes import array_to_modes
-    from wattfleet.prediction import RooflinePredictor
+    from wattfleet.core.choosing import descending_modes
+    from wattfleet.core.modes import array_to_modes
+    from wattfleet.core.prediction import RooflinePredictor
 
     highest = array_to_modes(descending_modes(board.modes)[:1])[0]
     left_out, explanation = None, None
@@ -524,8 +524,8 @@ def _fit_content(fitted: Refit, board: Device) -> dict[str, Any]:
 
 
 def _print_fit(content: dict[str, Any]) -> None:
-    from wattfleet_io.console import count_of
-    from wattfleet_io.tables import FittingTable, columns, numbers
+    from wattfleet.common.console import count_of
+    from wattfleet.common.tables import FittingTable, columns, numbers
 
     console = terminal()
     left_out, highest = content["left_out"], content["highest_mode"]

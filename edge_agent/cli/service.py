@@ -26,10 +26,10 @@ from edge_agent.paths import (
     TRUST_DIRECTORY,
 )
 from edge_agent.workloads.loading import SHIPPED
-from wattfleet_identity.joining import ArgumentsGiven, read_invite
-from wattfleet_io.console import print_json, print_line
-from wattfleet_io.settings.command import SettingsCommand, effective
-from wattfleet_io.systemd import (
+from wattfleet.common.console import print_json, print_line
+from wattfleet.common.identity.joining import ArgumentsGiven, read_invite
+from wattfleet.common.settings.command import SettingsCommand, effective
+from wattfleet.common.systemd import (
     THIS_MACHINE,
     AllowWritableOption,
     DryRunOption,
@@ -39,7 +39,7 @@ from wattfleet_io.systemd import (
     remove,
     show_installation,
 )
-from wattfleet_io.systemd import install as carry_out
+from wattfleet.common.systemd import install as carry_out
 
 # --- Join -------------------------------------------------------------------------------------------------------------
 # `wattfleet agent join`: enrol the device with a coordinator.
@@ -66,7 +66,7 @@ def join(
 
     from edge_agent.devices.selection import is_virtual
     from edge_agent.runtime.agent import installation_name
-    from wattfleet_identity.joining import Applicant, enrol
+    from wattfleet.common.identity.joining import Applicant, enrol
 
     def applicant() -> Applicant:
         board = open_named(device, state_dir).board_kind
@@ -100,9 +100,9 @@ def trust_references(
     Restart the agent afterwards.
     """
     from edge_agent.session.references import trust_root
-    from wattfleet.errors import InvalidInputError
-    from wattfleet_io.atomic_files import read_regular_file, require_own_folder
-    from wattfleet_io.clock import unix_now_s
+    from wattfleet.common.atomic_files import read_regular_file, require_own_folder
+    from wattfleet.common.clock import unix_now_s
+    from wattfleet.core.errors import InvalidInputError
 
     try:
         content = read_regular_file(root)
@@ -173,8 +173,8 @@ def install(
     import platform
 
     from edge_agent.systemd.installation import ServiceSettings, installation
-    from wattfleet_identity.channels import PLAINTEXT_WARNING
-    from wattfleet_io.systemd import running_code
+    from wattfleet.common.identity.channels import PLAINTEXT_WARNING
+    from wattfleet.common.systemd import running_code
 
     settings = ServiceSettings(
         device,
@@ -214,9 +214,9 @@ def run(ctx: typer.Context) -> None:
     from edge_agent.profiling.profiled_workload import daemon_workload
     from edge_agent.runtime.agent import run_agent
     from edge_agent.settings import AgentSettings
-    from wattfleet_io.logs import start_logging
-    from wattfleet_io.stop_signals import handled_signals
-    from wattfleet_io.version import give_memory_back_early
+    from wattfleet.common.logs import start_logging
+    from wattfleet.common.stop_signals import handled_signals
+    from wattfleet.common.version import give_memory_back_early
 
     settings: AgentSettings = effective(ctx)
     give_memory_back_early()

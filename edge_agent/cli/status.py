@@ -23,7 +23,7 @@ from edge_agent.cli.options import (
     open_named,
 )
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
-from wattfleet_io.console import count_of, json_text, print_json, terminal
+from wattfleet.common.console import count_of, json_text, print_json, terminal
 from wattfleet_proto.names import DEFAULT_SOCKET
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edge_agent.devices.device import Device
     from edge_agent.diagnosis import Finding, Sample
     from edge_agent.profiling.stored_profile import FittedDevice, StoredWorkload
-    from wattfleet.duties import KeptDuty
+    from wattfleet.core.duties import KeptDuty
 
 
 # --- Status -----------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def _or_problem(
     name: str, part: Callable[[], dict[str, Any] | None], problems: dict[str, str]
 ) -> dict[str, Any] | None:
     """Read one part of the status; on failure, note it and go on, so that the other parts are still shown."""
-    from wattfleet.errors import WattfleetError
+    from wattfleet.core.errors import WattfleetError
 
     try:
         return part()
@@ -121,7 +121,7 @@ def _session(state_directory: Path, folder: Path) -> dict[str, Any] | None:
 
     from edge_agent.session.status import read_session_status
     from edge_agent.training.mode_change import holder_of
-    from wattfleet_identity.channels import PLAINTEXT_WARNING
+    from wattfleet.common.identity.channels import PLAINTEXT_WARNING
 
     status = read_session_status(state_directory)
     if status is None:
@@ -131,9 +131,9 @@ def _session(state_directory: Path, folder: Path) -> dict[str, Any] | None:
 
 
 def _identity(folder: Path) -> dict[str, Any] | None:
-    from wattfleet_identity.identity_folder import read_identity
-    from wattfleet_identity.renewal import expiry_text
-    from wattfleet_io.clock import utc_now
+    from wattfleet.common.clock import utc_now
+    from wattfleet.common.identity.identity_folder import read_identity
+    from wattfleet.common.identity.renewal import expiry_text
 
     identity = read_identity(folder)
     if identity is None:
@@ -251,7 +251,7 @@ def _predictor(folder: Path) -> dict[str, Any] | None:
 def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping[str, str]) -> None:
     from rich.text import Text
 
-    from wattfleet_io.tables import facts
+    from wattfleet.common.tables import facts
 
     table = facts()
     lines = {
@@ -341,7 +341,7 @@ def _duty_lines(duty: Any) -> dict[str, str]:
     if duty["kept"] is None:
         limit = f"{duty['quantile']:.0%} of requests within {duty['latency_ms']:g} ms"
         return {"duty": f"{duty['workload']}: {limit}; no agent keeps it now"}
-    from wattfleet.duties import KeptDuty
+    from wattfleet.core.duties import KeptDuty
 
     return KeptDuty(**duty["kept"]).lines()
 
@@ -363,7 +363,7 @@ def _profile_lines(profile: Any, is_length_known: bool) -> dict[str, str]:
     if profile is None or not profile["measured_modes"]:
         if is_length_known:
             return {"profile": "no mode measured yet; the agent's log has the reason"}
-        remedy = "unless it is a PyTorch DataLoader, wrap it in `wattfleet_flower.profiled`"
+        remedy = "unless it is a PyTorch DataLoader, wrap it in `wattfleet.flower.profiled`"
         return {"profile": f"no mode measured yet: no training has reported its data loader; {remedy}"}
     line = f"{count_of(profile['measured_modes'], 'mode')} of {profile['workload']}, minibatch {profile['minibatch']}"
     line += f" ({profile['provenance']}), in {_duration(profile['seconds'])}"
@@ -410,7 +410,7 @@ def watch(
 ) -> None:
     """Show power, temperature, throttling and the current mode every second, without changing anything."""
     from edge_agent.diagnosis import samples
-    from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
+    from wattfleet.common.stop_signals import StoppedBySignal, StopSignals
 
     board = open_named(device, state_dir)
     fitted, no_prediction = _fitted(board, state_dir, workload)
@@ -441,7 +441,7 @@ def _wait(board: Device) -> None:
 def _fitted(board: Device, state_directory: Path, workload: str | None) -> tuple[FittedDevice | None, str]:
     """Return the fitted device if there is one, and the text to show for a mode without a prediction."""
     from edge_agent.profiling.stored_profile import read_fitted
-    from wattfleet.errors import WattfleetError
+    from wattfleet.core.errors import WattfleetError
 
     try:
         return read_fitted(state_directory, board, workload), "no prediction for this mode"
@@ -452,7 +452,7 @@ def _fitted(board: Device, state_directory: Path, workload: str | None) -> tuple
 def _kept_duty(socket: Path) -> KeptDuty | None:
     """Return how the running agent keeps its duty; None without an agent or a duty."""
     from edge_agent.serving.duty_service import DutyClient
-    from wattfleet.errors import WattfleetError
+    from wattfleet.core.errors import WattfleetError
 
     if not socket.exists():
         return None
@@ -466,8 +466,8 @@ def _kept_duty(socket: Path) -> KeptDuty | None:
 def _warning(state_dir: Path) -> str | None:
     """Return the problem of the agent's connection, if the agent has reported one."""
     from edge_agent.session.status import read_session_status
-    from wattfleet.errors import WattfleetError
-    from wattfleet_identity.channels import PLAINTEXT_WARNING
+    from wattfleet.common.identity.channels import PLAINTEXT_WARNING
+    from wattfleet.core.errors import WattfleetError
 
     try:
         status = read_session_status(state_dir)
@@ -513,7 +513,7 @@ def _table(
 
     from edge_agent.devices.sysfs import mode_argument
     from edge_agent.learning.transfer import lines_of
-    from wattfleet_io.tables import facts
+    from wattfleet.common.tables import facts
 
     table = facts()
     table.add_row("device", f"{board.board_kind} ({board.provenance}), watched for {sample.at_s:.0f} s")
@@ -579,7 +579,7 @@ def doctor(
     """
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.diagnosis import diagnose
-    from wattfleet_io.systemd import running_code
+    from wattfleet.common.systemd import running_code
 
     folder = folder_of_device(device, state_dir)
     findings = list(
@@ -606,7 +606,7 @@ def doctor(
 def _print_findings(findings: Sequence[Finding]) -> None:
     from rich.text import Text
 
-    from wattfleet_io.tables import FittingTable, columns, texts
+    from wattfleet.common.tables import FittingTable, columns, texts
 
     table = FittingTable(columns("topic", "level", texts("found")), has_headings=False)
     for finding in findings:

@@ -10,9 +10,9 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import ModeArray, PowerMode, Workload
-from wattfleet_io.clock import Clock
+from wattfleet.common.clock import Clock
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import ModeArray, PowerMode, Workload
 
 Provenance = Literal["simulated", "replayed", "hardware"]
 """The source of a figure; every report states it."""

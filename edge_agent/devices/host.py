@@ -10,9 +10,9 @@ from typing import Protocol
 from edge_agent.devices.device import Activity, Conditions, Knobs, Provenance
 from edge_agent.devices.meters import Nvml, PolledMeter, Rapl
 from edge_agent.devices.tree import Tree
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, Workload, modes_to_array
-from wattfleet_io.clock import Clock
+from wattfleet.common.clock import Clock
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import ModeArray, PowerMode, Workload, modes_to_array
 
 # --- Physical ---------------------------------------------------------------------------------------------------------
 # The common base of all boards that physically exist.

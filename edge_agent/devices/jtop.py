@@ -17,10 +17,10 @@ import numpy as np
 
 from edge_agent.devices.device import Activity, Conditions, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
 from edge_agent.devices.host import PhysicalBoard
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import ModeArray, PowerMode
-from wattfleet_io.clock import Clock
-from wattfleet_io.parsing import parse_json
+from wattfleet.common.clock import Clock
+from wattfleet.common.parsing import parse_json
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import ModeArray, PowerMode
 
 _INTERVAL_S = 0.5
 _APPLIED_WITHIN_S = 10.0

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_agent.devices.device import Device, PowerMeter, PowerTrace
 from edge_agent.devices.tree import Tree
-from wattfleet_io.clock import Clock
+from wattfleet.common.clock import Clock
 
 _log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from edge_agent.devices.jetson.nvpmodel_conf import (
 )
 from edge_agent.devices.sysfs import JetsonSettings, SysfsDevice, as_numbers
 from edge_agent.devices.tree import Tree
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
-from wattfleet_io.atomic_files import make_state_folder, replace_file
-from wattfleet_io.clock import Clock
-from wattfleet_io.programs import ProgramResult, RunProgram
+from wattfleet.common.atomic_files import make_state_folder, replace_file
+from wattfleet.common.clock import Clock
+from wattfleet.common.programs import ProgramResult, RunProgram
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode
 
 CUSTOM_CONF = "nvpmodel.conf"
 """A copy of NVIDIA's configuration with one more mode, in the state directory."""

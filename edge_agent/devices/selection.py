@@ -15,10 +15,10 @@ from edge_agent.devices.tree import Tree
 from edge_agent.devices.virtual.simulated import LiveSimulatedDevice, ReplayDevice, SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS
-from wattfleet_io.clock import SystemClock
-from wattfleet_io.programs import run_no_program, run_program
+from wattfleet.common.clock import SystemClock
+from wattfleet.common.programs import run_no_program, run_program
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import BOARDS
 
 _THIS_MACHINE = Path("/")
 _VIRTUAL = (*(f"simulated:{name}" for name in BOARDS), "simulated:<kind>:real-time", "replay:<file>.csv")

@@ -17,10 +17,10 @@ from edge_agent.devices.jetson.knobs import Cpu, CpuSettings, Fan, Gpu, Memory, 
 from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfError, parse_conf, preset_mode
 from edge_agent.devices.meters import PolledMeter
 from edge_agent.devices.tree import Tree
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode, array_to_modes, modes_to_array
-from wattfleet_io.clock import Clock
-from wattfleet_io.programs import RunProgram
+from wattfleet.common.clock import Clock
+from wattfleet.common.programs import RunProgram
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import BOARDS, ModeArray, ModeSpace, PowerMode, array_to_modes, modes_to_array
 
 # The Nano is not a simulated board; only its maximum is known.
 _NANO_MEMORY_HZ = (1_600_000_000,)

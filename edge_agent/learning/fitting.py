@@ -14,10 +14,10 @@ from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.stored_profile import own_batch, own_rows
-from wattfleet.choosing import Front, SamplingSettings, next_modes, predicted_front
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, Profile, Task, Workload, WorkloadFacts, modes_to_array
-from wattfleet.prediction import Artefact, Prediction, Predictor
+from wattfleet.core.choosing import Front, SamplingSettings, next_modes, predicted_front
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import ModeArray, PowerMode, Profile, Task, Workload, WorkloadFacts, modes_to_array
+from wattfleet.core.prediction import Artefact, Prediction, Predictor
 
 # --- Fitted modes -----------------------------------------------------------------------------------------------------
 # The modes of a device as one fit predicts them, with every batch size that a plan may choose.
@@ -176,7 +176,7 @@ class Fitting(Protocol):
         ...
 
     def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
-        """Return `[m, 4]` modes to measure next, chosen by `wattfleet.choosing.sampling.next_modes`.
+        """Return `[m, 4]` modes to measure next, chosen by `wattfleet.core.choosing.sampling.next_modes`.
 
         Args:
             profile: measurements and observations so far.

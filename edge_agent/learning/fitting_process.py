@@ -16,17 +16,17 @@ from typing import Any
 from edge_agent.learning.fitting import Fitted, FittingHere, OpenFitting
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.profiled_workload import StoppedError
-from wattfleet.choosing import SamplingSettings
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import ModeArray, Profile
-from wattfleet_io.child_process import (
+from wattfleet.common.child_process import (
     ChildEndedError,
     ChildProcess,
     ParentConnection,
     lower_priority,
     parent_connection,
 )
-from wattfleet_io.logs import start_logging
+from wattfleet.common.logs import start_logging
+from wattfleet.core.choosing import SamplingSettings
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import ModeArray, Profile
 
 ANSWERS_WITHIN_S = 600.0
 """Default time limit for one answer, s. One core at its lowest clock needs about a minute."""

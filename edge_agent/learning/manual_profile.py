@@ -19,12 +19,12 @@ from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.profiling.stored_profile import WorkloadFolders
-from wattfleet.choosing import ProfilingMethod
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Workload, WorkloadFacts, require_workload_name
-from wattfleet.prediction import MIN_MODES, Artefact
-from wattfleet.prediction.roofline import BASE_BATCH
-from wattfleet_io.atomic_files import make_state_folder
+from wattfleet.common.atomic_files import make_state_folder
+from wattfleet.core.choosing import ProfilingMethod
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import Workload, WorkloadFacts, require_workload_name
+from wattfleet.core.prediction import MIN_MODES, Artefact
+from wattfleet.core.prediction.roofline import BASE_BATCH
 
 
 @dataclass(frozen=True)

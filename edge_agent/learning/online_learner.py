@@ -22,10 +22,10 @@ from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.profiling.stored_profile import own_rows
 from edge_agent.workloads.loading import OpenSteps
-from wattfleet.choosing import POWER_QUANTILE, Front, SamplingSettings
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BatchOptions, Measurement, ModeArray, PowerMode, Profile, Workload, array_to_modes
-from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
+from wattfleet.core.choosing import POWER_QUANTILE, Front, SamplingSettings
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import BatchOptions, Measurement, ModeArray, PowerMode, Profile, Workload, array_to_modes
+from wattfleet.core.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 from wattfleet_proto.device_state import MAX_PRESETS, PresetPoint
 
 _log = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class OfferedBatches:
             _log.warning(
                 "the app trains with %s instead of batches of %d samples: its plans will not choose a batch size; to "
                 "let them, use"
-                " `wattfleet_flower.planned_loader` or `planned_work` in the app",
+                " `wattfleet.flower.planned_loader` or `planned_work` in the app",
                 "batches of unknown size" if batch is None else f"batches of {batch:,} samples",
                 planned,
             )

@@ -15,7 +15,7 @@ from edge_agent.profiling.journal import Journal, MethodRecord, Renewal
 from edge_agent.profiling.mode_measurement import ExcludedModes, measuring_s
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.workloads.loading import OpenSteps
-from wattfleet.choosing import (
+from wattfleet.core.choosing import (
     MEASURED_LOSSES,
     Advice,
     BoardFigures,
@@ -26,10 +26,10 @@ from wattfleet.choosing import (
     descending_modes,
     search_within_budgets,
 )
-from wattfleet.choosing import descending_modes as descending
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, ModeArray, PowerMode, Profile, Task, array_to_modes, modes_to_array
-from wattfleet.prediction import Artefact, restore_predictor
+from wattfleet.core.choosing import descending_modes as descending
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import BOARDS, ModeArray, PowerMode, Profile, Task, array_to_modes, modes_to_array
+from wattfleet.core.prediction import Artefact, restore_predictor
 
 # --- Method advice ----------------------------------------------------------------------------------------------------
 # Predicts from a reference what profiling would cost on a board, and recommends a profiling method.

@@ -23,9 +23,9 @@ from edge_agent.profiling.stored_profile import (
     read_predictor,
     read_profile,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, array_to_modes
-from wattfleet.prediction import Artefact, Predictor, RooflinePredictor
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode, array_to_modes
+from wattfleet.core.prediction import Artefact, Predictor, RooflinePredictor
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from edge_agent.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
 from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.stored_profile import FittedDevice
 from reference_models import load, shipped
-from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import (
+from wattfleet.core.errors import CorruptReferenceError, InvalidInputError
+from wattfleet.core.modes import (
     BOARDS,
     FittedWorkload,
     MeasuredUnit,
@@ -26,7 +26,7 @@ from wattfleet.modes import (
     WorkloadFacts,
     modes_to_array,
 )
-from wattfleet.prediction import (
+from wattfleet.core.prediction import (
     DEFAULT_PREDICTOR,
     Artefact,
     Predictor,
@@ -173,7 +173,7 @@ class Transfer:
         if not self.others and not self.units:
             return prior
         # Imported here to keep SciPy out of the agent's memory: predictors are fitted in separate processes.
-        from wattfleet.prediction import RooflinePredictor
+        from wattfleet.core.prediction import RooflinePredictor
 
         if not isinstance(prior, RooflinePredictor):
             return prior

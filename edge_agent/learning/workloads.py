@@ -15,9 +15,9 @@ from edge_agent.profiling.known_workload import UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.stored_profile import WorkloadFolders, read_predictor
 from edge_agent.settings import WorkloadSettings
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import MeasuredUnit, Workload
-from wattfleet.prediction import Artefact
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import MeasuredUnit, Workload
+from wattfleet.core.prediction import Artefact
 from wattfleet_proto.limits import MAX_SHARED_MODES
 
 _log = logging.getLogger(__name__)

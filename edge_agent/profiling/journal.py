@@ -20,13 +20,13 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from edge_agent.devices.device import Provenance
-from wattfleet.choosing import ProfilingMethod
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import Measurement, PowerMode, modes_to_array
-from wattfleet.prediction import first_minibatch_gcycles
-from wattfleet_io.atomic_files import open_regular_file, read_regular_file, require_own_folder, sync_folder
-from wattfleet_io.console import plain_text
-from wattfleet_io.parsing import parse_json, parse_json_object
+from wattfleet.common.atomic_files import open_regular_file, read_regular_file, require_own_folder, sync_folder
+from wattfleet.common.console import plain_text
+from wattfleet.common.parsing import parse_json, parse_json_object
+from wattfleet.core.choosing import ProfilingMethod
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import Measurement, PowerMode, modes_to_array
+from wattfleet.core.prediction import first_minibatch_gcycles
 
 # --- Journal records --------------------------------------------------------------------------------------------------
 # The kinds of records in a journal.

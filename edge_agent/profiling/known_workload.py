@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import (
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import (
     ASSUMED_MINIBATCHES_PER_EPOCH,
     BatchOptions,
     Processor,

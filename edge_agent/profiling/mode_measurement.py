@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from edge_agent.devices.device import Device, PowerTrace, require_in_force
 from edge_agent.profiling.journal import Journal, ModeRecord
 from edge_agent.workloads.loading import StepTimes
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import ModeArray, PowerMode, modes_to_array
-from wattfleet.prediction import warmup_s
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import ModeArray, PowerMode, modes_to_array
+from wattfleet.core.prediction import warmup_s
 from wattfleet_proto.names import HOT_C
 
 # --- Disturbance ------------------------------------------------------------------------------------------------------

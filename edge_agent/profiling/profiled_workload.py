@@ -11,7 +11,7 @@ from edge_agent.devices.device import Device
 from edge_agent.profiling.known_workload import UNNAMED
 from edge_agent.workloads.loading import SHIPPED, OpenSteps, Processor, Step, StepTimes
 from edge_agent.workloads.process import workload_steps
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 
 
 class StoppedError(Exception):

@@ -22,10 +22,10 @@ from edge_agent.profiling.mode_measurement import (
     wait_until_cool,
 )
 from edge_agent.workloads.loading import Step, StepTimes
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import PowerMode
-from wattfleet_io.version import wait_for_gpu
-from wattfleet_io.wrapped_loader import timed_batches
+from wattfleet.common.version import wait_for_gpu
+from wattfleet.common.wrapped_loader import timed_batches
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import PowerMode
 
 _log = logging.getLogger(__name__)
 

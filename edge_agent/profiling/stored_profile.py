@@ -22,12 +22,12 @@ from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE, WORKLOAD_FILE, W
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, read_header
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.mode_measurement import ExcludedModes
-from wattfleet.choosing import Front, KnownModes, ProfilingMethod, predicted_front
-from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.modes import BatchArray, PowerMode, Profile, Workload, WorkloadFacts
-from wattfleet.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
-from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file, require_own_folder
-from wattfleet_io.parsing import parse_json
+from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file, require_own_folder
+from wattfleet.common.parsing import parse_json
+from wattfleet.core.choosing import Front, KnownModes, ProfilingMethod, predicted_front
+from wattfleet.core.errors import CorruptReferenceError, InvalidInputError, WattfleetError
+from wattfleet.core.modes import BatchArray, PowerMode, Profile, Workload, WorkloadFacts
+from wattfleet.core.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
 
 _log = logging.getLogger(__name__)
 

@@ -53,18 +53,18 @@ from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import LatestWelcome, SessionNews, WelcomeFile
 from edge_agent.settings import AgentSettings, DeviceSettings
 from edge_agent.training.mode_change import backed_up
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_identity.identity_folder import read_identity
-from wattfleet_identity.supernode_folder import update_supernode
-from wattfleet_io.atomic_files import (
+from wattfleet.common.atomic_files import (
     close_to_others,
     make_state_folder,
     read_regular_file,
     replace_file,
     require_own_folder,
 )
-from wattfleet_io.clock import VirtualClock
-from wattfleet_io.tasks import run_until_first
+from wattfleet.common.clock import VirtualClock
+from wattfleet.common.identity.identity_folder import read_identity
+from wattfleet.common.identity.supernode_folder import update_supernode
+from wattfleet.common.tasks import run_until_first
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.convert import kept_duty_to_message, provenance_to_message
 from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import duty_pb2, session_pb2

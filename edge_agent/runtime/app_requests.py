@@ -19,8 +19,8 @@ from edge_agent.serving.duty_service import TooManyAppsError
 from edge_agent.session.grants import Grant, Grants, NoGrantError
 from edge_agent.training.training import PowerNotReadError
 from edge_agent.workloads.loading import StepTimes
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.tasks import run_uncancelled, stop_tasks
+from wattfleet.common.tasks import run_uncancelled, stop_tasks
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.limits import MAX_ID_CHARACTERS, MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import local_pb2

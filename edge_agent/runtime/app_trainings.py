@@ -30,9 +30,9 @@ from edge_agent.session.coordinator_session import Announced, CoordinatorRequest
 from edge_agent.settings import WorkloadSettings
 from edge_agent.workloads.loading import OpenSteps
 from edge_agent.workloads.process import workload_steps
-from wattfleet.errors import WattfleetError
-from wattfleet.prediction.roofline import BASE_BATCH
-from wattfleet_io.tasks import background_task, run_uncancelled, shield_until_done, stop_tasks
+from wattfleet.common.tasks import background_task, run_uncancelled, shield_until_done, stop_tasks
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.prediction.roofline import BASE_BATCH
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.names import owner_socket
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc

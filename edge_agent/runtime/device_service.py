@@ -33,10 +33,10 @@ from edge_agent.session.references import (
 from edge_agent.session.status import LatestWelcome, announces_workloads, references_of, takes_no_front
 from edge_agent.settings import AgentSettings
 from edge_agent.training.training import TrainingWatch
-from wattfleet.errors import CorruptReferenceError, WattfleetError
-from wattfleet.modes import PowerMode
-from wattfleet_io.console import plain_text
-from wattfleet_io.tasks import Backoff, background_task, run_uncancelled, stop_tasks
+from wattfleet.common.console import plain_text
+from wattfleet.common.tasks import Backoff, background_task, run_uncancelled, stop_tasks
+from wattfleet.core.errors import CorruptReferenceError, WattfleetError
+from wattfleet.core.modes import PowerMode
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.limits import MAX_REASON_LENGTH
 from wattfleet_proto.v1 import session_pb2

@@ -40,9 +40,9 @@ from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.grants import Grant
 from edge_agent.settings import SessionSettings
 from edge_agent.training.training import PowerNotReadError, TrainingWatch
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import PowerMode
-from wattfleet_io.tasks import background_task, run_uncancelled, shield_until_done
+from wattfleet.common.tasks import background_task, run_uncancelled, shield_until_done
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import PowerMode
 from wattfleet_proto.assignment import RoundAssignment
 from wattfleet_proto.convert import assignment_from_start
 from wattfleet_proto.device_state import DeviceState

@@ -10,7 +10,7 @@ import struct
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from wattfleet.errors import WattfleetError
+from wattfleet.core.errors import WattfleetError
 
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # Linux 4.13 and later; Python does not name it

@@ -26,12 +26,12 @@ from edge_agent.profiling.stored_profile import WorkloadFolders
 from edge_agent.serving.duty_planning import DutyPlanning
 from edge_agent.settings import AgentSettings
 from edge_agent.workloads.loading import OpenSteps
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
-from wattfleet.prediction import Artefact
-from wattfleet.prediction.roofline import BASE_BATCH
-from wattfleet_io.atomic_files import make_state_folder
-from wattfleet_io.console import plain_text
+from wattfleet.common.atomic_files import make_state_folder
+from wattfleet.common.console import plain_text
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
+from wattfleet.core.prediction import Artefact
+from wattfleet.core.prediction.roofline import BASE_BATCH
 from wattfleet_proto.convert import (
     front_to_message,
     measured_to_message,

@@ -23,8 +23,8 @@ from edge_agent.runtime.states import (
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.settings import RecoverySettings
 from edge_agent.training.training import TrainingWatch
-from wattfleet.errors import WattfleetError
-from wattfleet_io.tasks import background_task, run_uncancelled, shield_until_done, stop_tasks
+from wattfleet.common.tasks import background_task, run_uncancelled, shield_until_done, stop_tasks
+from wattfleet.core.errors import WattfleetError
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import session_pb2
 

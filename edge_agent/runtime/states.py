@@ -11,10 +11,10 @@ from enum import Enum, auto
 
 from edge_agent.devices.device import Device
 from edge_agent.session.coordinator_session import CoordinatorSession
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import PowerMode
-from wattfleet_io.console import count_of
-from wattfleet_io.logs import fields
+from wattfleet.common.console import count_of
+from wattfleet.common.logs import fields
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import PowerMode
 from wattfleet_proto.convert import state_to_message
 from wattfleet_proto.device_state import BoardSample, DeviceState
 from wattfleet_proto.limits import MAX_DETAIL_CHARACTERS

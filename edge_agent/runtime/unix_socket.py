@@ -25,8 +25,8 @@ import grpc
 
 from edge_agent.runtime.app_requests import STATUS, OwnerOnlyError
 from edge_agent.runtime.peer_credentials import PEER, PeerCredentials, PeerNotAllowedError, SocketUsers
-from wattfleet.errors import InvalidInputError
-from wattfleet_io.tasks import stop_tasks
+from wattfleet.common.tasks import stop_tasks
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.error_boundary import Admission, ErrorInterceptor
 from wattfleet_proto.limits import MAX_STREAMED_BYTES
 from wattfleet_proto.names import owner_socket

@@ -28,9 +28,9 @@ from edge_agent.serving.duty_figures import (
     lowest_keeping,
 )
 from edge_agent.serving.turns import Batching, Kind, LiveTimes, Turns
-from wattfleet.duties import Duty, KeptDuty
-from wattfleet.modes import ModeArray, PowerMode, array_to_modes
-from wattfleet_io.clock import utc_now
+from wattfleet.common.clock import utc_now
+from wattfleet.core.duties import Duty, KeptDuty
+from wattfleet.core.modes import ModeArray, PowerMode, array_to_modes
 
 # --- Served spans -----------------------------------------------------------------------------------------------------
 # What a simulated board served and trained, span by span.

@@ -15,10 +15,10 @@ import numpy as np
 from edge_agent.paths import DUTY_FILE
 from edge_agent.serving.inference import LiveBatches
 from edge_agent.serving.turns import LiveTimes
-from wattfleet.duties import LATENCY_LIMITS_MS, Demand, Duty, KeptDuty
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, array_to_modes
-from wattfleet_io.atomic_files import make_state_folder, read_regular_file, remove_file, replace_file
+from wattfleet.common.atomic_files import make_state_folder, read_regular_file, remove_file, replace_file
+from wattfleet.core.duties import LATENCY_LIMITS_MS, Demand, Duty, KeptDuty
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import ModeArray, PowerMode, array_to_modes
 
 # --- Duty modes -------------------------------------------------------------------------------------------------------
 # Decides which power modes keep a duty.

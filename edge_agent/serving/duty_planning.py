@@ -26,11 +26,11 @@ from edge_agent.serving.inference import InferenceRows, batch_sizes, known_infer
 from edge_agent.serving.server_stream import ServerGoneError
 from edge_agent.serving.turns import Batching, LiveTimes
 from edge_agent.workloads.loading import StepTimes
-from wattfleet.choosing import POWER_QUANTILE, PROBABILITY, KnownModes, spread_modes
-from wattfleet.duties import Duty, ModesWithDuty, NoTrainingTimeError, UnkeptDutyError, keep_duty
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
-from wattfleet.modes import Measurement, ModeArray, PowerMode, Profile, Task, array_to_modes
-from wattfleet.prediction import Prediction
+from wattfleet.core.choosing import POWER_QUANTILE, PROBABILITY, KnownModes, spread_modes
+from wattfleet.core.duties import Duty, ModesWithDuty, NoTrainingTimeError, UnkeptDutyError, keep_duty
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
+from wattfleet.core.modes import Measurement, ModeArray, PowerMode, Profile, Task, array_to_modes
+from wattfleet.core.prediction import Prediction
 
 _log = logging.getLogger(__name__)
 

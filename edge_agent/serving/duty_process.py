@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from edge_agent.profiling.profiled_workload import StoppedError
-from wattfleet.choosing import PROBABILITY, KnownModes
-from wattfleet.duties import Demand, ModesWithDuty, keep_duty
-from wattfleet.errors import WattfleetError
-from wattfleet_io.child_process import ChildEndedError, ChildProcess, lower_priority, parent_connection
-from wattfleet_io.logs import start_logging
+from wattfleet.common.child_process import ChildEndedError, ChildProcess, lower_priority, parent_connection
+from wattfleet.common.logs import start_logging
+from wattfleet.core.choosing import PROBABILITY, KnownModes
+from wattfleet.core.duties import Demand, ModesWithDuty, keep_duty
+from wattfleet.core.errors import WattfleetError
 
 _WITHIN_S = 120.0
 
@@ -27,7 +27,7 @@ def keep_duty_in_process(
     switch_ms: float,
     probability: float = PROBABILITY,
 ) -> ModesWithDuty:
-    """Run `wattfleet.duties.keep_duty` in a new process, and return its result.
+    """Run `wattfleet.core.duties.keep_duty` in a new process, and return its result.
 
     Args:
         is_stopping: returns whether the result is no longer needed; may be called at any time.

@@ -17,12 +17,12 @@ from edge_agent.serving.duty_figures import DutyFile
 from edge_agent.serving.inference import InferenceRows
 from edge_agent.serving.server_stream import ServerGoneError, ServerStream
 from edge_agent.serving.turns import Kind, TurnPace
-from wattfleet.duties import Duty, KeptDuty
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import Profile
-from wattfleet_io.clock import VirtualClock
-from wattfleet_io.console import plain_text
-from wattfleet_io.tasks import shield_until_done, stop_tasks
+from wattfleet.common.clock import VirtualClock
+from wattfleet.common.console import plain_text
+from wattfleet.common.tasks import shield_until_done, stop_tasks
+from wattfleet.core.duties import Duty, KeptDuty
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import Profile
 from wattfleet_proto.convert import (
     batches_from_messages,
     batches_to_messages,

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from edge_agent.paths import INFERENCE_DIRECTORY
 from edge_agent.profiling.stored_profile import folder_name
-from wattfleet.choosing import PROBABILITY, KnownModes
-from wattfleet.duties import largest_slowdowns
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, ModeArray, PowerMode, Profile, Task
-from wattfleet.prediction import Prediction, normal_quantile
-from wattfleet_io.atomic_files import make_state_folder, read_regular_file, remove_file, replace_file
+from wattfleet.common.atomic_files import make_state_folder, read_regular_file, remove_file, replace_file
+from wattfleet.core.choosing import PROBABILITY, KnownModes
+from wattfleet.core.duties import largest_slowdowns
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import Measurement, ModeArray, PowerMode, Profile, Task
+from wattfleet.core.prediction import Prediction, normal_quantile
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ _COLUMNS = (*PowerMode._fields, "batch", "batch_ms", "power_mw")
 
 
 class InferenceRows:
-    """Stores measured inference rows as profiles that `wattfleet.modes.read_profile` can read. For use in any thread.
+    """Stores measured inference rows as profiles for `wattfleet.core.modes.read_profile`. For use in any thread.
 
     Args:
         state_directory: the agent's state directory.

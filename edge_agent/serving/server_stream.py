@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.turns import Kind, TurnPace
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.console import plain_text
-from wattfleet_io.tasks import background_task
+from wattfleet.common.console import plain_text
+from wattfleet.common.tasks import background_task
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import duty_pb2
 
 _MAX_BATCH = 100_000

@@ -28,10 +28,19 @@ from edge_agent.profiling.profiler import Profiler
 from edge_agent.serving.device_turns import DeviceTurns, ServedSpan
 from edge_agent.serving.inference import InferenceRows
 from edge_agent.serving.turns import Kind
-from wattfleet.duties import ConstantArrivals, Demand, Duty
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import Measurement, ModeArray, PowerMode, Profile, Task, Workload, WorkloadFacts, array_to_modes
-from wattfleet_io.clock import Clock
+from wattfleet.common.clock import Clock
+from wattfleet.core.duties import ConstantArrivals, Demand, Duty
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import (
+    Measurement,
+    ModeArray,
+    PowerMode,
+    Profile,
+    Task,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+)
 
 _log = logging.getLogger(__name__)
 

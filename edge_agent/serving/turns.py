@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from edge_agent.devices.device import Device
 from edge_agent.devices.virtual.simulated import LiveSimulatedDevice
-from wattfleet.duties import Duty, largest_slowdown
-from wattfleet.modes import PowerMode
+from wattfleet.core.duties import Duty, largest_slowdown
+from wattfleet.core.modes import PowerMode
 from wattfleet_proto.v1 import duty_pb2
 
 # --- Batching ---------------------------------------------------------------------------------------------------------

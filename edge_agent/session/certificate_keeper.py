@@ -13,12 +13,12 @@ from pathlib import Path
 
 import grpc
 
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_identity.channels import Endpoint, HandshakeError, require_identity, why_refused
-from wattfleet_identity.renewal import TIMEOUT_S, RenewalSchedule, refusal, renewal_request, store_renewed
-from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
-from wattfleet_io.clock import utc_now
-from wattfleet_io.parsing import parse_json
+from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.channels import Endpoint, HandshakeError, require_identity, why_refused
+from wattfleet.common.identity.renewal import TIMEOUT_S, RenewalSchedule, refusal, renewal_request, store_renewed
+from wattfleet.common.parsing import parse_json
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import enrolment_pb2_grpc, session_pb2_grpc
 
 _log = logging.getLogger(__name__)

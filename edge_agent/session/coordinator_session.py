@@ -20,11 +20,11 @@ from edge_agent.session.outbox import Outbox, Pace, UnusableAnswerError, require
 from edge_agent.session.status import SessionNews
 from edge_agent.settings import SessionSettings
 from edge_agent.workloads.loading import SHIPPED
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import MeasuredUnit, Workload
-from wattfleet_identity.channels import HandshakeError
-from wattfleet_io.console import plain_text
-from wattfleet_io.tasks import MAX_S, Backoff, stop_tasks, with_timeout
+from wattfleet.common.console import plain_text
+from wattfleet.common.identity.channels import HandshakeError
+from wattfleet.common.tasks import MAX_S, Backoff, stop_tasks, with_timeout
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import MeasuredUnit, Workload
 from wattfleet_proto.convert import board_sample_to_message, measured_from_messages, workload_from_message
 from wattfleet_proto.device_state import BoardSample
 from wattfleet_proto.limits import MAX_ID_CHARACTERS, MAX_OTHER_KINDS, MAX_REASON_LENGTH, MAX_UNITS, PROFILE_MODES

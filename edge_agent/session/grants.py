@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import PowerMode, require_workload_name
-from wattfleet_io.clock import boot_time_s
-from wattfleet_io.tasks import with_timeout
+from wattfleet.common.clock import boot_time_s
+from wattfleet.common.tasks import with_timeout
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import PowerMode, require_workload_name
 from wattfleet_proto.convert import mode_from_message, phase_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS

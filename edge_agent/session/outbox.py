@@ -14,8 +14,8 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from edge_agent.settings import SessionSettings
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
+from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.convert import front_from_message, workload_from_message
 from wattfleet_proto.limits import (
     LEASE_S,

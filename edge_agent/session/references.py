@@ -31,13 +31,13 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from edge_agent.session.certificate_keeper import Connect
 from reference_models import load, shipped
-from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, Artefact, write_artefact
-from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
-from wattfleet_io.clock import unix_now_s
-from wattfleet_io.console import plain_text
-from wattfleet_io.parsing import parse_json_object
-from wattfleet_io.tasks import Backoff, run_uncancelled
+from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file
+from wattfleet.common.clock import unix_now_s
+from wattfleet.common.console import plain_text
+from wattfleet.common.parsing import parse_json_object
+from wattfleet.common.tasks import Backoff, run_uncancelled
+from wattfleet.core.errors import CorruptReferenceError, InvalidInputError, WattfleetError
+from wattfleet.core.prediction import MANIFEST_FILE, WEIGHTS_FILE, Artefact, write_artefact
 from wattfleet_proto.limits import MAX_MANIFEST_BYTES, MAX_METADATA_BYTES, MAX_REASON_LENGTH, MAX_WEIGHTS_BYTES
 from wattfleet_proto.names import MAX_ROOTS, TIMESTAMP_FILE, target_names
 from wattfleet_proto.v1 import session_pb2

@@ -15,11 +15,11 @@ from google.protobuf import json_format
 
 from edge_agent.paths import SESSION_FILE
 from edge_agent.session.outbox import UnusableAnswerError, require_usable
-from wattfleet.errors import InvalidInputError
-from wattfleet_io.atomic_files import make_state_folder, read_regular_file, replace_file
-from wattfleet_io.console import duration_text, plain_text
-from wattfleet_io.logs import fields
-from wattfleet_io.parsing import parse_json
+from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file
+from wattfleet.common.console import duration_text, plain_text
+from wattfleet.common.logs import fields
+from wattfleet.common.parsing import parse_json
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.names import common_version
 from wattfleet_proto.v1 import session_pb2
 

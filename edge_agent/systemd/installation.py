@@ -13,11 +13,10 @@ from edge_agent.devices.selection import is_virtual
 from edge_agent.exporter import is_exposed as metrics_exposed
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
 from edge_agent.workloads.loading import Processor, require_workload
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.channels import is_loopback
-from wattfleet_identity.identity_folder import read_identity
-from wattfleet_io.addresses import split_address
-from wattfleet_io.systemd import (
+from wattfleet.common.addresses import split_address
+from wattfleet.common.identity.channels import is_loopback
+from wattfleet.common.identity.identity_folder import read_identity
+from wattfleet.common.systemd import (
     SETTINGS_FOLDER,
     UNIT_FOLDER,
     InstallationPlan,
@@ -26,6 +25,7 @@ from wattfleet_io.systemd import (
     Stat,
     unit_of,
 )
+from wattfleet.core.errors import InvalidInputError
 
 UNIT_FILE = "wattfleet-agent.service"
 """The unit, beside this module."""

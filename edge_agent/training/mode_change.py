@@ -12,9 +12,7 @@ from pathlib import Path
 from edge_agent.devices.device import Device, Knobs, ModeNotAppliedError
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.sysfs import parse_mode
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import PowerMode
-from wattfleet_io.atomic_files import (
+from wattfleet.common.atomic_files import (
     make_state_folder,
     open_regular_file,
     read_regular_file,
@@ -22,8 +20,10 @@ from wattfleet_io.atomic_files import (
     replace_file,
     require_own_folder,
 )
-from wattfleet_io.console import plain_text
-from wattfleet_io.parsing import parse_json
+from wattfleet.common.console import plain_text
+from wattfleet.common.parsing import parse_json
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import PowerMode
 
 # --- Knob backup ------------------------------------------------------------------------------------------------------
 # Backup of a device's knobs: saved to disk before the first change, and restored last.

@@ -18,9 +18,9 @@ from edge_agent.profiling.journal import JournalError
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.session.grants import Measuring
 from edge_agent.workloads.loading import StepTimes
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import PowerMode, Workload
-from wattfleet.prediction import first_minibatch_s, steady_minibatch_s
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import PowerMode, Workload
+from wattfleet.core.prediction import first_minibatch_s, steady_minibatch_s
 from wattfleet_proto.limits import LONGEST_FACTOR, SURVEY_MODES
 
 _log = logging.getLogger(__name__)
@@ -144,9 +144,9 @@ _FEWEST_MINIBATCHES = 40
 _NEGLIGIBLE_S = 0.1
 _LOADER_UNKNOWN = (
     "the app has not reported its data loader; unless it is a PyTorch DataLoader in a training loop, wrap it in"
-    " `wattfleet_flower.profiled`"
+    " `wattfleet.flower.profiled`"
 )
-_NOT_REPORTED = "the app has reported no minibatches; wrap its data loader in `wattfleet_flower.profiled`"
+_NOT_REPORTED = "the app has reported no minibatches; wrap its data loader in `wattfleet.flower.profiled`"
 
 
 @dataclass

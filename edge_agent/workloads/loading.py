@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-from wattfleet.errors import InvalidInputError
-from wattfleet_io.named_functions import import_function
+from wattfleet.common.named_functions import import_function
+from wattfleet.core.errors import InvalidInputError
 
 # --- Step -------------------------------------------------------------------------------------------------------------
 # One minibatch of a profiled workload.

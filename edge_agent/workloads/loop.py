@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from edge_agent.workloads.loading import Processor, StepTimes
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 
 LOADER_WORKERS = 4
 """Number of processes that make samples, as in the published measurements."""

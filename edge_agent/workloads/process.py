@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edge_agent.workloads.loading import OpenSteps, Processor, Step, StepTimes, open_workload, require_workload
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.child_process import ChildEndedError, ChildProcess, parent_connection
+from wattfleet.common.child_process import ChildEndedError, ChildProcess, parent_connection
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 
 _ENDS_WITHIN_S = 20.0
 """Long enough for a process that is training a minibatch in the slowest mode, s."""

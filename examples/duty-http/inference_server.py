@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from torch import Tensor, nn
 
+from wattfleet.serving import DutyServer, RequestRefusedError
 from wattfleet_proto.names import DEFAULT_SOCKET
-from wattfleet_serving import DutyServer, RequestRefusedError
 
 network = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10))
 network.eval()

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from wattfleet.planning import Offer
-from wattfleet.planning.policies import PlanningContext, SelectionRequest, only_devices
+from wattfleet.core.planning import Offer
+from wattfleet.core.planning.policies import PlanningContext, SelectionRequest, only_devices
 
 
 @dataclass(frozen=True)

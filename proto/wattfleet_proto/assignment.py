@@ -2,7 +2,7 @@
 
 An assignment takes two ways from the plan to the device:
 
-- `wattfleet.planning.Assignment` is a plan's: mode and power limit with the predictions that they rest on. The
+- `wattfleet.core.planning.Assignment` is a plan's: mode and power limit with the predictions that they rest on. The
   coordinator's grants refer to it, and `session.proto`'s `Grant` brings mode and limit to the agent. No app is believed
   about them.
 - `RoundAssignment` is what Flower's message and the app need: the plan's id, the epochs and the deadline. Its messages
@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.limits import LARGEST_COUNT
 
 RECORD_KEY = "wattfleet"

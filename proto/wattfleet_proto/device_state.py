@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from wattfleet.choosing import Front
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode
 
 # --- Device state -----------------------------------------------------------------------------------------------------
 # The states of a device and of its grant, as the agent, the coordinator and its store know them.

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 
 _log = logging.getLogger(__name__)
 

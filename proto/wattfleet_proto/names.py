@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import session_pb2
 
 # --- Version ----------------------------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wattfleet.errors import InvalidInputError
-from wattfleet_io.atomic_files import replace_file
+from wattfleet.common.atomic_files import replace_file
+from wattfleet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from reference_models.proxy.proxy_runs import ProxyPlan, ProxyRun, ReportSamples
     from reference_models.proxy.proxy_task import ProxyTask
-    from wattfleet.choosing import BatchEfficiency
+    from wattfleet.core.choosing import BatchEfficiency
 
 JOURNAL_FILE = "runs.jsonl"
 RESULT_FILE = "batch-efficiency.json"
@@ -148,7 +148,7 @@ def _progress(
     """Show the finished runs, and the samples and accuracy of the current one; also one line for each finished run."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from wattfleet_io.console import count_of, duration_text, terminal
+    from wattfleet.common.console import count_of, duration_text, terminal
 
     console = terminal(to_stderr=True)
     total = len(plan.runs)
@@ -193,8 +193,8 @@ def _outcome(run: ProxyRun) -> str:
 def _print_table(task: ProxyTask, plan: ProxyPlan, samples_by_batch: Mapping[int, Sequence[int | None]]) -> None:
     from statistics import median
 
-    from wattfleet_io.console import terminal
-    from wattfleet_io.tables import FittingTable, columns, numbers
+    from wattfleet.common.console import terminal
+    from wattfleet.common.tables import FittingTable, columns, numbers
 
     figures = ("batch", "learning rate", "median", "lowest", "highest", "runs that reached it")
     table = FittingTable(
@@ -212,7 +212,7 @@ def _print_table(task: ProxyTask, plan: ProxyPlan, samples_by_batch: Mapping[int
 
 
 def _print_efficiency(efficiency: BatchEfficiency, stored: Path) -> None:
-    from wattfleet_io.console import terminal
+    from wattfleet.common.console import terminal
 
     console = terminal()
     console.print("Samples relative to the largest batch that reached the accuracy:")

@@ -18,11 +18,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from reference_models.proxy.proxy_task import ProxyTask
-from wattfleet.choosing import BatchEfficiency
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.atomic_files import open_regular_file, read_regular_file, sync_folder
-from wattfleet_io.console import plain_text
-from wattfleet_io.parsing import parse_json_object
+from wattfleet.common.atomic_files import open_regular_file, read_regular_file, sync_folder
+from wattfleet.common.console import plain_text
+from wattfleet.common.parsing import parse_json_object
+from wattfleet.core.choosing import BatchEfficiency
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 
 # --- Samples to target ------------------------------------------------------------------------------------------------
 # Counts the samples that one training run needs to a target accuracy.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from wattfleet.choosing import scaled_learning_rate
-from wattfleet.errors import InvalidInputError
-from wattfleet_io.named_functions import import_function
+from wattfleet.common.named_functions import import_function
+from wattfleet.core.choosing import scaled_learning_rate
+from wattfleet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -69,7 +69,7 @@ class ProxyTask:
             raise InvalidInputError(f"task {self.name}: base_batch must be at least 1, not {self.base_batch}")
 
     def learning_rate(self, batch: int, scaled: bool) -> float:
-        """The learning rate for a batch, see `wattfleet.choosing.scaled_learning_rate`.
+        """The learning rate for a batch, see `wattfleet.core.choosing.scaled_learning_rate`.
 
         Args:
             batch: samples in a minibatch.

@@ -17,7 +17,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import OUTBOX_FILE
 from edge_agent.runtime.readiness import parked_mode
 from tests.fakes.process_fleet import BOARD, OWNERS, FleetFolder, LedgerReader
-from wattfleet.modes import PowerMode, Workload, modes_to_array
+from wattfleet.core.modes import PowerMode, Workload, modes_to_array
 from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.v1 import planning_pb2
 

@@ -24,7 +24,7 @@ from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.faked_jetson import CPU, ORIN_NANO, XAVIER_AGX, FakedJetson
 from tests.fakes.lasting_agent import BEGUN_FILE, FOUND_FILE, LOG_FILE, MODE_FILE, OUTPUT_FILE, Bench
 from tests.fakes.polling import until
-from wattfleet.modes import array_to_modes
+from wattfleet.core.modes import array_to_modes
 
 # --- Test chaos -------------------------------------------------------------------------------------------------------
 # An agent that is killed at any moment loses at most the mode being measured, and the next start restores the device.

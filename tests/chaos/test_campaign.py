@@ -30,7 +30,7 @@ from tests.chaos.observer import Acknowledged, SiteWatch, StoredFacts, undeliver
 from tests.fakes.lasting_agent import MODE_FILE
 from tests.fakes.polling import until
 from tests.fakes.process_fleet import BOARD, FACTS, OWNERS, WORKLOAD, FleetFolder, ForkedProcess, Ledger
-from wattfleet.modes import BOARDS, PowerMode, Workload
+from wattfleet.core.modes import BOARDS, PowerMode, Workload
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import planning_pb2
 

@@ -24,7 +24,7 @@ from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.fakes.fleets import front
 from tests.fakes.real_processes import CoordinatorProcess
-from wattfleet_identity.channels import Endpoint
+from wattfleet.common.identity.channels import Endpoint
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import (

@@ -36,15 +36,15 @@ from edge_agent.session.grants import Grants
 from edge_agent.settings import RecoverySettings, SessionSettings, WorkloadSettings
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.fittings import FittingOnce
-from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts
-from wattfleet.prediction import read_artefact
+from wattfleet.core.modes import PowerMode, Profile, Workload, WorkloadFacts
+from wattfleet.core.prediction import read_artefact
+from wattfleet.simulation.flower_task import be_task
 from wattfleet_proto.assignment import (
     RECORD_KEY,
     RoundAssignment,
 )
 from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
-from wattfleet_simulation.flower_task import be_task
 
 # --- Agent socket -----------------------------------------------------------------------------------------------------
 # The agent's local socket for a virtual board, and messages for the mod.

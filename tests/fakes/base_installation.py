@@ -70,8 +70,8 @@ def run(words: list[str]) -> tuple[int, str]:
     """The exit code and the output of a command."""
     from click.testing import CliRunner
 
-    from wattfleet.errors import WattfleetError
-    from wattfleet_io.cli import exit_code, wattfleet
+    from wattfleet.common.cli import exit_code, wattfleet
+    from wattfleet.core.errors import WattfleetError
 
     result = CliRunner().invoke(wattfleet, words, prog_name="wattfleet")
     if isinstance(result.exception, WattfleetError):

@@ -12,8 +12,8 @@ import numpy as np
 
 from edge_agent.devices.device import Activity, Conditions, Knobs, PowerTrace, Provenance
 from edge_agent.devices.host import PhysicalBoard
-from wattfleet.modes import PowerMode, Workload, modes_to_array
-from wattfleet_io.clock import VirtualClock
+from wattfleet.common.clock import VirtualClock
+from wattfleet.core.modes import PowerMode, Workload, modes_to_array
 
 # --- Real time board --------------------------------------------------------------------------------------------------
 # A physical board on a clock that advances only while the app trains.

@@ -16,9 +16,9 @@ import grpc
 
 import reference_models
 from tests.fakes.polling import until
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import PowerMode
-from wattfleet.prediction import read_artefact
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import PowerMode
+from wattfleet.core.prediction import read_artefact
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.limits import MAX_SHARED_MODES
 from wattfleet_proto.names import own_version

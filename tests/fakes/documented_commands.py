@@ -22,10 +22,10 @@ from pathlib import Path
 import click
 from click.testing import CliRunner
 
-from wattfleet.errors import WattfleetError
-from wattfleet_flower.superlink import command as superlink
-from wattfleet_flower.supernode import command as supernode
-from wattfleet_io import cli
+from wattfleet.common import cli
+from wattfleet.core.errors import WattfleetError
+from wattfleet.flower.superlink import command as superlink
+from wattfleet.flower.supernode import command as supernode
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

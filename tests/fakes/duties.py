@@ -24,11 +24,11 @@ from edge_agent.serving.inference import InferenceRows
 from edge_agent.serving.serving_board import DutyDevice
 from edge_agent.serving.turns import LiveTimes
 from tests.fakes.boards import MODE, RealTimeBoard
-from wattfleet.choosing import Front
-from wattfleet.duties import ConstantArrivals, Duty
-from wattfleet.modes import PowerMode, Profile, Workload, array_to_modes, modes_to_array
-from wattfleet.prediction import Prediction
-from wattfleet_io.clock import SystemClock
+from wattfleet.common.clock import SystemClock
+from wattfleet.core.choosing import Front
+from wattfleet.core.duties import ConstantArrivals, Duty
+from wattfleet.core.modes import PowerMode, Profile, Workload, array_to_modes, modes_to_array
+from wattfleet.core.prediction import Prediction
 
 # --- Duty agent -------------------------------------------------------------------------------------------------------
 # The duty service of an agent on its unix socket, on a board in real time, and apps that use it.

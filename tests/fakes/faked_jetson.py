@@ -14,8 +14,8 @@ from pathlib import Path
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
-from wattfleet_io.clock import VirtualClock
-from wattfleet_io.programs import ProgramResult
+from wattfleet.common.clock import VirtualClock
+from wattfleet.common.programs import ProgramResult
 
 # --- Jetson boards ----------------------------------------------------------------------------------------------------
 # The kernel files of five Jetsons, for the faked trees.

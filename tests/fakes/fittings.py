@@ -13,10 +13,10 @@ import numpy as np
 from edge_agent.learning.fitting import Fitted, Fitting, FittingHere
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.known_workload import KnownWorkload
-from wattfleet.choosing import SamplingSettings
-from wattfleet.duties import ModesWithDuty, keep_duty
-from wattfleet.modes import ModeArray, Profile, array_to_modes, modes_to_array
-from wattfleet.prediction import Prediction, Predictor
+from wattfleet.core.choosing import SamplingSettings
+from wattfleet.core.duties import ModesWithDuty, keep_duty
+from wattfleet.core.modes import ModeArray, Profile, array_to_modes, modes_to_array
+from wattfleet.core.prediction import Prediction, Predictor
 
 # --- Fitting here -----------------------------------------------------------------------------------------------------
 # Runs in the test's own process the computations for which an agent starts low-priority processes.

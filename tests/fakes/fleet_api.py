@@ -21,9 +21,9 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import ApiErrorCode
 
 from tests.fakes.served import CertifiedFleet
-from wattfleet_flower.enrolment_header import HEADER, NOT_ENROLLED
-from wattfleet_flower.supernode.fleet_client import EnrolledClient, SteadyClient
-from wattfleet_io.clock import VirtualClock
+from wattfleet.common.clock import VirtualClock
+from wattfleet.flower.enrolment_header import HEADER, NOT_ENROLLED
+from wattfleet.flower.supernode.fleet_client import EnrolledClient, SteadyClient
 
 KEY = b"key"
 ACTIVATE = ActivateNodeRequest(public_key=KEY, heartbeat_interval=30)

@@ -37,18 +37,18 @@ from tests.fakes.flower_in_process import RUN_ID, GridOfNodes, Node, OneRunGrid,
 from tests.fakes.polling import until
 from tests.fakes.served import serving
 from tests.fakes.small_fleet import ORIN_FRONT, confirm_all, end_training, make_ready, train
-from wattfleet.budgets import InForce
-from wattfleet.errors import InfeasibleBudgetError, NoCandidatesError
-from wattfleet.modes import Workload
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import AllDevices
-from wattfleet_identity.channels import Endpoint
+from wattfleet.common.identity.channels import Endpoint
+from wattfleet.core.budgets import InForce
+from wattfleet.core.errors import InfeasibleBudgetError, NoCandidatesError
+from wattfleet.core.modes import Workload
+from wattfleet.core.planning import Allowance
+from wattfleet.core.planning.policies import AllDevices
+from wattfleet.simulation.flower_task import be_task
+from wattfleet.simulation.run import CoordinatorView, RunSeen
 from wattfleet_proto.assignment import RECORD_KEY
 from wattfleet_proto.convert import assignment_to_message, plan_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import planning_pb2, session_pb2
-from wattfleet_simulation.flower_task import be_task
-from wattfleet_simulation.run import CoordinatorView, RunSeen
 
 # --- Planning fleet ---------------------------------------------------------------------------------------------------
 # A coordinator's real fleet behind the planning service, with boards that train for the nodes of a fake grid.

@@ -12,10 +12,20 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from wattfleet.budgets import Supplies, Supply
-from wattfleet.choosing import Front
-from wattfleet.planning import SITE, Allowance, History, Offer, Participation, RoundPlan, Selection, plan_round
-from wattfleet.planning.policies import AllDevices, Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
+from wattfleet.core.budgets import Supplies, Supply
+from wattfleet.core.choosing import Front
+from wattfleet.core.planning import SITE, Allowance, History, Offer, Participation, RoundPlan, Selection, plan_round
+from wattfleet.core.planning.policies import (
+    AllDevices,
+    Deadline,
+    Fair,
+    FastestK,
+    Oort,
+    Policy,
+    Progress,
+    RandomK,
+    Tiers,
+)
 
 # --- Fronts -----------------------------------------------------------------------------------------------------------
 # Fronts for tests, built from a few numbers instead of a fitted predictor.

@@ -18,11 +18,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from wattfleet_flower import PowerAware, Quorum
-from wattfleet_io.clock import VirtualClock
+from wattfleet.common.clock import VirtualClock
+from wattfleet.flower import PowerAware, Quorum
+from wattfleet.simulation.flower_task import be_task
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, PAIRING_PROBLEM_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2, power_pb2
-from wattfleet_simulation.flower_task import be_task
 
 # --- One run grid -----------------------------------------------------------------------------------------------------
 # The common part of all fakes of Flower's grid: it belongs to one run, and takes messages as Flower's own does.

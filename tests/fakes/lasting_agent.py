@@ -28,9 +28,9 @@ from edge_agent.training.training import TrainingWatch
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.boards import Trained
 from tests.fakes.faked_jetson import FakedBoard, FakedJetson
-from wattfleet.modes import PowerMode
-from wattfleet_io import cli
-from wattfleet_io.clock import SystemClock
+from wattfleet.common import cli
+from wattfleet.common.clock import SystemClock
+from wattfleet.core.modes import PowerMode
 
 # --- Mortal agent -----------------------------------------------------------------------------------------------------
 # Agents in processes of their own, on a faked Jetson that outlives them; they can be killed at each step.

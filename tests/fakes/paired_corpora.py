@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from wattfleet.choosing import ServiceLimits
-from wattfleet.modes import BatchArray, ModeArray, Profile, Task, board_named
-from wattfleet.prediction import Prediction
-from wattfleet_evaluation.interleaving_methods import PairCorpora
+from wattfleet.core.choosing import ServiceLimits
+from wattfleet.core.modes import BatchArray, ModeArray, Profile, Task, board_named
+from wattfleet.core.prediction import Prediction
+from wattfleet.evaluation.interleaving_methods import PairCorpora
 
 SPACE = board_named("agx-orin").space.array()
 BATCHES = (1, 4, 16, 32)

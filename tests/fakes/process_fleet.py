@@ -35,17 +35,17 @@ from tests.fakes import lasting_agent
 from tests.fakes.fittings import fitting_here
 from tests.fakes.flower_in_process import APP, SUPERLINK, OneRunGrid, gone, trained
 from tests.fakes.served import CertifiedFleet
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import PowerMode, WorkloadFacts, array_to_modes
-from wattfleet_flower import PowerAware, power_mode_mod, profiled, until_deadline
-from wattfleet_identity.channels import Endpoint
-from wattfleet_identity.identity_folder import write_identity
-from wattfleet_identity.peers import Role
-from wattfleet_io import cli
-from wattfleet_io.logs import start_logging
+from wattfleet.common import cli
+from wattfleet.common.identity.channels import Endpoint
+from wattfleet.common.identity.identity_folder import write_identity
+from wattfleet.common.identity.peers import Role
+from wattfleet.common.logs import start_logging
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import PowerMode, WorkloadFacts, array_to_modes
+from wattfleet.flower import PowerAware, power_mode_mod, profiled, until_deadline
+from wattfleet.simulation.flower_task import be_task
 from wattfleet_proto.assignment import OBSERVED_EPOCH_S_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2_grpc
-from wattfleet_simulation.flower_task import be_task
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 
 import reference_models
-from wattfleet.modes import ModeArray, Profile, Task, WorkloadFacts, board_named
-from wattfleet.prediction import Prediction, RooflinePredictor, SuspectRow, restore_predictor
-from wattfleet.prediction.roofline import (
+from wattfleet.core.modes import ModeArray, Profile, Task, WorkloadFacts, board_named
+from wattfleet.core.prediction import Prediction, RooflinePredictor, SuspectRow, restore_predictor
+from wattfleet.core.prediction.roofline import (
     Population,
     PowerParameters,
     TimeParameters,

@@ -20,18 +20,18 @@ from sqlalchemy import URL
 
 from coordinator.cli.client import CoordinatorClient
 from edge_agent.paths import SUPERNODE_DIRECTORY
-from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
+from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
+from wattfleet.simulation.fleet import FleetIdentities, enrol_device, enrol_flower
+from wattfleet.simulation.flower import HOST, OFFLINE, FlowerDeployment, Node, Part, Parts, free_ports, program
+from wattfleet.simulation.run import CoordinatorView, RunSeen
 from wattfleet_proto.v1 import session_pb2, view_pb2
-from wattfleet_simulation.fleet import FleetIdentities, enrol_device, enrol_flower
-from wattfleet_simulation.flower import HOST, OFFLINE, FlowerDeployment, Node, Part, Parts, free_ports, program
-from wattfleet_simulation.run import CoordinatorView, RunSeen
 
 # --- Coordinator process ----------------------------------------------------------------------------------------------
 # A coordinator in a process of its own, run by its command; it can be killed, and restarted at the same address.
 
 
 _WITHIN_S = 60.0
-_COMMAND = "from wattfleet_io.cli import main; main()"
+_COMMAND = "from wattfleet.common.cli import main; main()"
 
 
 class CoordinatorProcess:

@@ -22,11 +22,11 @@ from edge_agent.settings import AgentSettings
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.coordinator_in_process import CoordinatorInProcess, on_loop
 from tests.fakes.polling import until
-from wattfleet.modes import PowerMode, array_to_modes
-from wattfleet_flower import power_mode_mod
+from wattfleet.core.modes import PowerMode, array_to_modes
+from wattfleet.flower import power_mode_mod
+from wattfleet.simulation.flower_task import be_task
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
-from wattfleet_simulation.flower_task import be_task
 
 
 class BoardThatBecomesSlower(SimulatedDevice):

@@ -22,16 +22,17 @@ from coordinator.server import BoundAddresses, serve
 from coordinator.settings import CoordinatorSettings, IdentitySettings
 from coordinator.store.store import Store
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, RUN_NAME
-from wattfleet.choosing import Front
-from wattfleet.errors import WattfleetError
-from wattfleet_identity.certificates import new_key, request_certificate
-from wattfleet_identity.channels import open_async_channel
-from wattfleet_identity.identity_folder import Identity, write_identity
-from wattfleet_identity.invites import Invite
-from wattfleet_identity.joining import Applicant, join
-from wattfleet_identity.peers import Peer, Role
-from wattfleet_io import cli
-from wattfleet_io.clock import utc_now
+from wattfleet.common import cli
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.certificates import new_key, request_certificate
+from wattfleet.common.identity.channels import open_async_channel
+from wattfleet.common.identity.identity_folder import Identity, write_identity
+from wattfleet.common.identity.invites import Invite
+from wattfleet.common.identity.joining import Applicant, join
+from wattfleet.common.identity.peers import Peer, Role
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import WattfleetError
+from wattfleet.simulation.run import RunSeen
 from wattfleet_proto.convert import front_to_message, phase_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.names import MAJOR, WORKLOADS_MINOR, own_version
@@ -46,7 +47,6 @@ from wattfleet_proto.v1 import (
     view_pb2,
     view_pb2_grpc,
 )
-from wattfleet_simulation.run import RunSeen
 
 # --- Served -----------------------------------------------------------------------------------------------------------
 # A coordinator served in the test's own event loop, and its clients.

@@ -18,7 +18,7 @@ from coordinator.errors import UnknownRecordError
 from coordinator.reference_metadata import ReferenceMetadata, key_of_pem, load_key, signed_bytes
 from coordinator.signing_folder import SigningFolder
 from edge_agent.session.references import AcceptedReferences, ReferenceStatus, ReferenceTrust, trust_root
-from wattfleet.prediction import Artefact
+from wattfleet.core.prediction import Artefact
 from wattfleet_proto.names import target_names
 from wattfleet_proto.v1 import session_pb2
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS
-from wattfleet_simulation.comparison import THIS_RUN, compared
+from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS
+from wattfleet.simulation.comparison import THIS_RUN, compared
 
 IDLE_W = 40.0
 

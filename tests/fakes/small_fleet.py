@@ -11,9 +11,9 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.records import NOTHING_STORED, DeviceResult, StoredGrants
 from coordinator.state.rounds.grants import Grant
 from tests.fakes.fleets import front
-from wattfleet.choosing import Front
-from wattfleet.planning import Allowance, Assignment
-from wattfleet.planning.policies import AllDevices, Policy
+from wattfleet.core.choosing import Front
+from wattfleet.core.planning import Allowance, Assignment
+from wattfleet.core.planning.policies import AllDevices, Policy
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 RUN = "4711"

@@ -39,10 +39,10 @@ from coordinator.store.store import Store, StoredState
 from coordinator.store.tables import OF_DEVICES, OF_RUNS, Times, TimesOf, of_rounds
 from tests.fakes.fleets import columns_of, front, fronts, of_batches
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
-from wattfleet.budgets import Override
-from wattfleet.choosing import Front
-from wattfleet.modes import BatchOptions, Processor, Task, Workload, WorkloadFacts
-from wattfleet.planning import History
+from wattfleet.core.budgets import Override
+from wattfleet.core.choosing import Front
+from wattfleet.core.modes import BatchOptions, Processor, Task, Workload, WorkloadFacts
+from wattfleet.core.planning import History
 
 # --- Workload fronts --------------------------------------------------------------------------------------------------
 # Fronts of several workloads on one device, for tests.

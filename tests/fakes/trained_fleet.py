@@ -14,8 +14,8 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.fleets import columns_of, front
 from tests.fakes.served import Agent, Client, hello_of, serving
 from tests.fakes.small_fleet import RUN, RUN_NAME
-from wattfleet.choosing import Front
-from wattfleet.modes import BOARDS
+from wattfleet.core.choosing import Front
+from wattfleet.core.modes import BOARDS
 from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.names import WORKLOADS_MINOR

@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.budgets.prometheus_budget import PrometheusBudget
 from coordinator.budgets.site_file import AnyBudget
-from wattfleet.budgets import InForce, Override, Reading, ReadingRule
+from wattfleet.core.budgets import InForce, Override, Reading, ReadingRule
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
 METER = PrometheusBudget("http://127.0.0.1:9090", "meter_watts", 15, ReadingRule(max_age_s=60, fallback_w=40))

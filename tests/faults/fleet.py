@@ -28,16 +28,16 @@ from tests.fakes.fleets import front
 from tests.fakes.flower_in_process import OneRunGrid, trained
 from tests.fakes.polling import eventually
 from tests.fakes.served import CertifiedFleet, Client, calling, certified, serving
-from wattfleet_flower import PowerAware
-from wattfleet_identity.channels import Endpoint
-from wattfleet_identity.identity_folder import write_identity
-from wattfleet_identity.peers import Role
-from wattfleet_io.tasks import stop_tasks, with_timeout
+from wattfleet.common.identity.channels import Endpoint
+from wattfleet.common.identity.identity_folder import write_identity
+from wattfleet.common.identity.peers import Role
+from wattfleet.common.tasks import stop_tasks, with_timeout
+from wattfleet.flower import PowerAware
+from wattfleet.simulation.flower_task import be_task
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import power_pb2, session_pb2, view_pb2
-from wattfleet_simulation.flower_task import be_task
 
 # --- Device -----------------------------------------------------------------------------------------------------------
 # A device with the agent's real session, outbox and grants; its training is a wait.

@@ -35,8 +35,8 @@ from tests.faults.faults import (
     through,
 )
 from tests.faults.fleet import EPOCH_S, REAL, running
+from wattfleet.simulation.flower import FlowerDeployment, Node, Parts
 from wattfleet_proto.v1 import session_pb2
-from wattfleet_simulation.flower import FlowerDeployment, Node, Parts
 
 # --- Test agents link -------------------------------------------------------------------------------------------------
 # Faults between agents and coordinator: rounds end, queues stay bounded, and the fleet returns to the same state.
@@ -258,7 +258,7 @@ async def supernodes_behind_link(config: CoordinatorSettings, folder: Path) -> A
                 yield Run(link, deployment, folder / "rounds.jsonl", fleet.planning.address)
 
 
-# The short forms are `test_slow_link`, `test_waiting` and `test_quorum` of `tests/integration/wattfleet_flower`.
+# The short forms are `test_slow_link`, `test_waiting` and `test_quorum` of `tests/integration/flower`.
 @pytest.mark.deployment
 @pytest.mark.timeout(900)
 @pytest.mark.slow

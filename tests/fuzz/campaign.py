@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import psutil
 
 from tests.fuzz.hostile_input import Hostile
-from wattfleet_io.logs import MAX_LINE_BYTES, service_handler
+from wattfleet.common.logs import MAX_LINE_BYTES, service_handler
 
 FUZZ_S = float(os.environ.get("FUZZ_S", "0.25"))
 FIRST_SEED = int(os.environ.get("FUZZ_SEED", "1"))

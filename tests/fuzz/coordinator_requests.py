@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tests.fakes.small_fleet import ORIN_FRONT
 from tests.fuzz.hostile_input import Known
 from tests.fuzz.remote_calls import Valid
-from wattfleet.prediction import Artefact
+from wattfleet.core.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import identity_pb2, operator_pb2, planning_pb2, power_pb2, session_pb2, view_pb2

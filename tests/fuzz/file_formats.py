@@ -32,10 +32,10 @@ from reference_models.proxy.proxy_runs import ProxyRun, RunsHeader, RunsJournal,
 from tests.fakes.agent_settings import only_workload
 from tests.fakes.fleets import front
 from tests.fakes.stored_records import fill, served_by
-from wattfleet.budgets import ReadingRule
-from wattfleet.modes import read_profile as read_corpus
-from wattfleet.prediction import read_artefact, restore_predictor
-from wattfleet_io.settings.model import load
+from wattfleet.common.settings.model import load
+from wattfleet.core.budgets import ReadingRule
+from wattfleet.core.modes import read_profile as read_corpus
+from wattfleet.core.prediction import read_artefact, restore_predictor
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import session_pb2
 

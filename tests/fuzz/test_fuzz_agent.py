@@ -30,9 +30,9 @@ from tests.fakes.polling import eventually
 from tests.fuzz.campaign import Campaign, bounded_memory, service_log
 from tests.fuzz.hostile_input import Hostile, HostileMessages, Known
 from tests.fuzz.remote_calls import HostileCall, HostileCoordinator, Valid, methods_of
-from wattfleet.errors import WattfleetError
-from wattfleet.prediction import Artefact
-from wattfleet_identity.channels import Endpoint
+from wattfleet.common.identity.channels import Endpoint
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.names import own_version, owner_socket
 from wattfleet_proto.v1 import duty_pb2, local_pb2, power_pb2, session_pb2

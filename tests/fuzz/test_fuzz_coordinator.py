@@ -17,7 +17,7 @@ from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from tests.fuzz.campaign import Campaign, bounded_memory, service_log
 from tests.fuzz.coordinator_requests import DEVICES, KNOWN_NODES, RUN, known_values, valid_calls
 from tests.fuzz.remote_calls import HostileCall, Method, methods_of, offered_services
-from wattfleet.prediction import Artefact
+from wattfleet.core.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, power_pb2, session_pb2

@@ -15,8 +15,8 @@ from tests.fakes.coordinator_in_process import on_loop
 from tests.fuzz.campaign import Campaign, bounded_memory, service_log
 from tests.fuzz.file_formats import Format, formats
 from tests.fuzz.hostile_input import hostile_content, place, remove
-from wattfleet.budgets import ReadingRule
-from wattfleet.errors import WattfleetError
+from wattfleet.core.budgets import ReadingRule
+from wattfleet.core.errors import WattfleetError
 
 FORMATS = (
     "site file", "coordinator settings", "agent settings", "corpus", "journal", "profile of the agent's commands",

@@ -22,7 +22,7 @@ from tests.fuzz.campaign import FIRST_SEED, Campaign
 from tests.fuzz.coordinator_requests import known_values, valid_calls
 from tests.fuzz.hostile_input import Hostile, HostileMessages, Known, fits
 from tests.fuzz.remote_calls import HostileCall, Method
-from wattfleet.prediction import Artefact
+from wattfleet.core.prediction import Artefact
 
 # --- Test campaign ----------------------------------------------------------------------------------------------------
 # A campaign counts its inputs, and fails if they are too few.

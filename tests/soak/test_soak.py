@@ -20,7 +20,7 @@ import pytest
 
 from tests.fakes.process_fleet import FleetFolder, ForkedProcess, LedgerReader
 from tests.soak.usage import QUANTITIES, Bound, Member, Sample, Usage, draw, growths, write_csv
-from wattfleet_identity.channels import open_async_channel
+from wattfleet.common.identity.channels import open_async_channel
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
 
 SOAK_S = float(os.environ.get("SOAK_S", "8"))

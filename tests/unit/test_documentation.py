@@ -25,7 +25,7 @@ from tests.fakes.documented_commands import (
     flower_programs,
     flwr_command,
 )
-from wattfleet_io.cli import wattfleet
+from wattfleet.common.cli import wattfleet
 
 # --- Documented commands ----------------------------------------------------------------------------------------------
 # Every command block in the documentation is run by a test or states why it is not, and its commands exist.

@@ -16,19 +16,19 @@ from click.testing import CliRunner
 from flwr.app import UserConfig
 from flwr.common.config import parse_config_args
 
-import wattfleet.planning
-import wattfleet_flower
-import wattfleet_serving
+import wattfleet.core.planning
+import wattfleet.flower
+import wattfleet.serving
 from coordinator.budgets.site_file import read_site_file
 from tests.fakes.documented_commands import PAGES, ROOT, Block, blocks, blocks_of_page, calls
-from wattfleet_io import cli
+from wattfleet.common import cli
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-_PUBLIC = (wattfleet_flower, wattfleet_serving, wattfleet.planning)
+_PUBLIC = (wattfleet.flower, wattfleet.serving, wattfleet.core.planning)
 _IMPORT = re.compile(r"from ((?:wattfleet|reference_models)[\w.]*) import (\w+(?:, \w+)*)")
 _INLINE_CALL = re.compile(r"`([A-Za-z_]+\([^`]*\))`")
 

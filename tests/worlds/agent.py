@@ -14,7 +14,7 @@ from edge_agent.session.outbox import Outbox
 from tests.worlds.flower import workload_of
 from tests.worlds.oracle import PARKING_S
 from tests.worlds.timeline import CLOSED, GRANT_TIMEOUT_S, LEASE_S, MISSED_LEASES, Stream
-from wattfleet.choosing import Front
+from wattfleet.core.choosing import Front
 from wattfleet_proto.convert import state_to_message
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.v1 import session_pb2

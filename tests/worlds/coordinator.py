@@ -26,11 +26,11 @@ from tests.worlds.agent import PROFILE_MODES
 from tests.worlds.flower import workload_of
 from tests.worlds.oracle import Account
 from tests.worlds.timeline import CLOSED, RETURN_GRACE_S, TICK_S, Action, Stream
-from wattfleet.budgets import InForce
-from wattfleet.errors import WattfleetError
-from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
-from wattfleet.planning import Allowance
-from wattfleet.planning.curves import SITE
+from wattfleet.core.budgets import InForce
+from wattfleet.core.errors import WattfleetError
+from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
+from wattfleet.core.planning import Allowance
+from wattfleet.core.planning.curves import SITE
 from wattfleet_proto.convert import (
     front_from_message,
     phase_from_message,

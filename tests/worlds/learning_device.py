@@ -29,10 +29,10 @@ from edge_agent.settings import WorkloadSettings
 from edge_agent.workloads.loading import StepTimes
 from tests.fakes.boards import ScriptedDevice
 from tests.worlds.agent import App, Device
-from wattfleet.choosing import Front, SamplingSettings
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
-from wattfleet.prediction import Artefact, Prediction
+from wattfleet.core.choosing import Front, SamplingSettings
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import ModeArray, PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
+from wattfleet.core.prediction import Artefact, Prediction
 from wattfleet_proto.convert import workload_from_message
 from wattfleet_proto.v1 import local_pb2, session_pb2
 

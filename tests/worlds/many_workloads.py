@@ -28,9 +28,9 @@ from tests.worlds.learning_device import BATCHES, LearningDevice
 from tests.worlds.oracle import BrokenPromiseError, Oracle
 from tests.worlds.rules import RULES, Step
 from tests.worlds.world import World
-from wattfleet.choosing import Front
-from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH
-from wattfleet.planning.policies import AllDevices, FastestK
+from wattfleet.core.choosing import Front
+from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH
+from wattfleet.core.planning.policies import AllDevices, FastestK
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import session_pb2
 

@@ -18,9 +18,9 @@ from coordinator.state.rounds.ledger import RoundRequest
 from edge_agent.session.grants import Grant as AgentGrant
 from tests.worlds.flower import workload_of
 from tests.worlds.timeline import CONFIRM_TIMEOUT_S, DRIFT, TICK_S
-from wattfleet.choosing import Front
-from wattfleet.planning import SITE, Assignment, History
-from wattfleet.planning.policies import FastestK, RandomK
+from wattfleet.core.choosing import Front
+from wattfleet.core.planning import SITE, Assignment, History
+from wattfleet.core.planning.policies import FastestK, RandomK
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import session_pb2
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tests.worlds.agent import Device
     from tests.worlds.timeline import Stream
     from tests.worlds.world import World
-    from wattfleet.choosing import Front
-    from wattfleet.planning import Offer
+    from wattfleet.core.choosing import Front
+    from wattfleet.core.planning import Offer
 
 
 # --- Account ----------------------------------------------------------------------------------------------------------

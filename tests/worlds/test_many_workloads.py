@@ -21,8 +21,8 @@ from edge_agent.profiling.known_workload import KnownWorkload
 from tests.worlds.learning_device import LearningDevice
 from tests.worlds.many_workloads import ManyWorkloads
 from tests.worlds.oracle import BrokenPromiseError
-from wattfleet.planning import Curves, Headroom, min_makespan
-from wattfleet.planning.curves import Allocation, Mask
+from wattfleet.core.planning import Curves, Headroom, min_makespan
+from wattfleet.core.planning.curves import Allocation, Mask
 
 # ruff: noqa: SLF001 - mutants break internals
 
@@ -91,7 +91,7 @@ def a_plan_has_a_device_less_than_is_possible(patch: pytest.MonkeyPatch) -> None
     def fewer(curves: Curves, headroom: Headroom, count: int, *masks: Mask) -> Allocation | None:
         return most(curves, headroom, max(1, count - 1), *masks)
 
-    patch.setattr("wattfleet.planning.plan.min_makespan", fewer)
+    patch.setattr("wattfleet.core.planning.plan.min_makespan", fewer)
 
 
 def a_device_in_a_round_counts_as_free(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from coordinator.state.rounds.grants import CountedOn, DeviceGrant, Grants, Pend
 from edge_agent.session.grants import Grant, HeldGrant
 from tests.worlds.rules import steps_of
 from tests.worlds.world import run
-from wattfleet.budgets import InForce
+from wattfleet.core.budgets import InForce
 from wattfleet_proto.device_state import GrantPhase
 
 # ruff: noqa: SLF001 - mutants break internals

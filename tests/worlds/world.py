@@ -17,8 +17,8 @@ from tests.worlds.flower import FlowerServer, workload_of
 from tests.worlds.oracle import BrokenPromiseError, Oracle
 from tests.worlds.rules import RULES, Step
 from tests.worlds.timeline import CONFIRM_TIMEOUT_S, LEASE_S, LIFETIMES_S, MARGIN_S, Timeline
-from wattfleet.choosing import Front
-from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
+from wattfleet.core.choosing import Front
+from wattfleet.core.planning.policies import AllDevices, FastestK, Policy, RandomK
 
 
 class World:

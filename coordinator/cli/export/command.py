@@ -10,7 +10,7 @@ import typer
 
 from coordinator.cli.options import JsonOption, connected
 from coordinator.cli.runs import RUN_HELP, names_of, run_id_of
-from wattfleet_io.console import count_of, print_json, print_line, terminal
+from wattfleet.common.console import count_of, print_json, print_line, terminal
 
 
 class Format(str, Enum):

@@ -21,9 +21,9 @@ from coordinator.display.values import (
     round_values,
     run_values,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Assignment, SupplyUse
-from wattfleet_io.console import plain_text
+from wattfleet.common.console import plain_text
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.planning import Assignment, SupplyUse
 from wattfleet_proto.convert import plan_from_message
 from wattfleet_proto.v1 import view_pb2
 

@@ -22,7 +22,7 @@ from coordinator.state.records import (
     UnstoredGrants,
     run_of,
 )
-from wattfleet.planning import Assignment, RoundPlan
+from wattfleet.core.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.names import plan_id_to_measure
 

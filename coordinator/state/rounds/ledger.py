@@ -22,9 +22,9 @@ from coordinator.state.records import (
     run_of,
 )
 from coordinator.state.rounds.grants import Grants
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning import Allowance, Assignment, Decision, EpochChoice, History, Offer, Selection, plan_round
-from wattfleet.planning.policies import Policy
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.core.planning import Allowance, Assignment, Decision, EpochChoice, History, Offer, Selection, plan_round
+from wattfleet.core.planning.policies import Policy
 
 # --- Request ----------------------------------------------------------------------------------------------------------
 # A request for a round's plan: everything that the plan depends on, copied from the fleet at one moment.

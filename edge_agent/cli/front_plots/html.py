@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, TIME_LABEL, FrontView
 from edge_agent.learning.transfer import assumed_length
-from wattfleet.modes import array_to_modes
-from wattfleet_io.html_page import write_page
+from wattfleet.common.html_page import write_page
+from wattfleet.core.modes import array_to_modes
 
 _HEIGHT_PX = 512
 

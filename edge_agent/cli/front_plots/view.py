@@ -14,9 +14,9 @@ from edge_agent.devices.sysfs import mode_argument
 from edge_agent.learning.transfer import INTERVAL
 from edge_agent.profiling.known_workload import BUILT_IN
 from edge_agent.profiling.stored_profile import FittedDevice, own_rows
-from wattfleet.choosing import Front
-from wattfleet.modes import ModeArray, array_to_modes
-from wattfleet.prediction import warmup_s
+from wattfleet.core.choosing import Front
+from wattfleet.core.modes import ModeArray, array_to_modes
+from wattfleet.core.prediction import warmup_s
 
 FRONT_COLOUR, MEASURED_COLOUR = "#0072b2", "#d55e00"
 """Okabe and Ito's blue and vermilion, which colour-blind readers can tell apart."""

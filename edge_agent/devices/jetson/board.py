@@ -9,7 +9,7 @@ from typing import Protocol
 
 from edge_agent.devices.device import Conditions
 from edge_agent.devices.tree import Tree
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 
 # --- Identity ---------------------------------------------------------------------------------------------------------
 # Identifies the Jetson and its software.

@@ -10,8 +10,8 @@ from functools import partial
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.tree import Tree
-from wattfleet.errors import InvalidInputError
-from wattfleet_io.programs import RunProgram
+from wattfleet.common.programs import RunProgram
+from wattfleet.core.errors import InvalidInputError
 
 # --- Knob files -------------------------------------------------------------------------------------------------------
 # Reads and writes settings in files with one number each.

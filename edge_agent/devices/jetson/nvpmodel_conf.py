@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from edge_agent.devices.jetson.knobs import within
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeSpace, PowerMode
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import ModeSpace, PowerMode
 
 _STANZA = re.compile(r"<\s*(\w+)((?:\s+\w+=\S+)*)\s*>")
 _SETTING_WORDS = 3

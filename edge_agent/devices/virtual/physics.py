@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.modes import ModeArray, Workload, board_named
-from wattfleet.prediction.roofline import PowerParameters, TimeParameters
+from wattfleet.core.modes import ModeArray, Workload, board_named
+from wattfleet.core.prediction.roofline import PowerParameters, TimeParameters
 
 # --- Board parameters -------------------------------------------------------------------------------------------------
-# The parameters of simulated boards, read from the data file of `python -m wattfleet_simulation.board_fit`.
+# The parameters of simulated boards, read from the data file of `python -m wattfleet.simulation.board_fit`.
 
 
 FILE_NAME = "board_parameters.json"

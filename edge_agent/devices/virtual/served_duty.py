@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.devices.virtual.virtual_board import Load, step_times_s
-from wattfleet.duties import Demand
+from wattfleet.core.duties import Demand
 
 # --- Random requests --------------------------------------------------------------------------------------------------
 # Requests that arrive randomly at a simulated board, and wait for their answers.

@@ -26,8 +26,9 @@ from edge_agent.devices.virtual.physics import (
     physics_of,
 )
 from edge_agent.devices.virtual.virtual_board import Load, PowerTimeline, VirtualBoard, WorkSpan, step_times_s
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import (
+from wattfleet.common.clock import Clock, SystemClock, unix_now_s
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import (
     ModeArray,
     PowerMode,
     Task,
@@ -39,7 +40,7 @@ from wattfleet.modes import (
     read_profile,
     require_one_training,
 )
-from wattfleet.prediction.roofline import (
+from wattfleet.core.prediction.roofline import (
     PowerParameters,
     TimeParameters,
     power_mw,
@@ -47,7 +48,6 @@ from wattfleet.prediction.roofline import (
     step_parts,
     step_time_ms,
 )
-from wattfleet_io.clock import Clock, SystemClock, unix_now_s
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class SimulatedDevice(VirtualBoard):
     (`inference_physics_of`), with their own deviation.
 
     Args:
-        board_kind: one of `wattfleet.modes.power_mode.BOARDS`.
+        board_kind: one of `wattfleet.core.modes.power_mode.BOARDS`.
         seed: random seed of the unit and its noise.
 
     Raises:
@@ -269,7 +269,7 @@ class LiveSimulatedDevice(SimulatedDevice):
     no longer first minibatches.
 
     Args:
-        board_kind: one of `wattfleet.modes.power_mode.BOARDS`.
+        board_kind: one of `wattfleet.core.modes.power_mode.BOARDS`.
         seed: random seed of the unit and its noise.
 
     Raises:
@@ -369,7 +369,7 @@ class ReplayDevice(VirtualBoard):
     Every workload gets the times of its file, since nothing else is known of its board.
 
     Args:
-        csv_path: a CSV file with the columns of `wattfleet.modes.PROFILE_COLUMNS`.
+        csv_path: a CSV file with the columns of `wattfleet.core.modes.PROFILE_COLUMNS`.
         seed: random seed of the noise around the recorded values.
 
     Raises:

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.devices.device import Activity, AppTraining, Conditions, Knobs, PowerMeter, PowerTrace, Provenance
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, Workload, array_to_modes
-from wattfleet_io.clock import Clock, VirtualClock
-from wattfleet_io.parsing import parse_json
+from wattfleet.common.clock import Clock, VirtualClock
+from wattfleet.common.parsing import parse_json
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import ModeArray, PowerMode, Workload, array_to_modes
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from wattfleet.choosing import MAX_FRONT_POINTS, Front
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import modes_to_array
-from wattfleet.planning import Assignment, Decision, EpochChoice, EpochOption, RoundPlan, SupplyUse
+from wattfleet.core.choosing import MAX_FRONT_POINTS, Front
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import modes_to_array
+from wattfleet.core.planning import Assignment, Decision, EpochChoice, EpochOption, RoundPlan, SupplyUse
 from wattfleet_proto.convert.workloads import mode_from_message, mode_to_message
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 

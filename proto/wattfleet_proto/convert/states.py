@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.convert.plans import front_from_message, front_to_message
 from wattfleet_proto.convert.workloads import mode_from_message, mode_to_message
 from wattfleet_proto.device_state import MAX_PRESETS, BoardSample, DeviceState, GrantPhase, PresetPoint

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from wattfleet.duties import KeptDuty
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import (
+from wattfleet.core.duties import KeptDuty
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import (
     MAX_BATCH_OPTIONS,
     BatchOptions,
     Measurement,

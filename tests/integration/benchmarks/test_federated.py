@@ -37,12 +37,12 @@ from benchmarks.federated.tables import tables
 from benchmarks.federated.tasks import Parameters, digits
 from benchmarks.federated.tuning import TUNES
 from edge_agent.runtime.readiness import parked_mode
-from wattfleet.choosing import BatchEfficiency, Front, predicted_front
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning import EpochChoice, History, Offer
-from wattfleet.planning.policies import FastestK, Policy, Progress
-from wattfleet.prediction import Prediction
-from wattfleet_simulation.digits_app import task
+from wattfleet.core.choosing import BatchEfficiency, Front, predicted_front
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.core.planning import EpochChoice, History, Offer
+from wattfleet.core.planning.policies import FastestK, Policy, Progress
+from wattfleet.core.prediction import Prediction
+from wattfleet.simulation.digits_app import task
 
 # --- Federated --------------------------------------------------------------------------------------------------------
 # The benchmark of federated rounds, on a few boards: all compared methods keep the budget, and runs are repeatable.

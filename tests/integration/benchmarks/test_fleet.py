@@ -29,7 +29,7 @@ from coordinator.settings import CoordinatorSettings
 from edge_agent.session import coordinator_session
 from edge_agent.settings import SessionSettings
 from tests.fakes.served import serving_client
-from wattfleet_io import tasks
+from wattfleet.common import tasks
 from wattfleet_proto.convert import front_from_message, workload_from_message, workload_to_message
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 

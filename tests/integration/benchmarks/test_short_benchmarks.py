@@ -30,7 +30,7 @@ from benchmarks.first_run import (
 )
 from benchmarks.round_overhead.__main__ import main
 from benchmarks.round_overhead.timeline import STAGES
-from wattfleet_simulation.baselines import PLAIN_FLOWER, PRESETS
+from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS
 
 # --- Plan -------------------------------------------------------------------------------------------------------------
 # The planning benchmark runs and prints its results.

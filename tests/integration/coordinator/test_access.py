@@ -22,12 +22,12 @@ from coordinator.identity.authority_folder import TRUSTED, AuthorityFolder
 from coordinator.server import SERVICES
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import CertifiedFleet, Client, calling, certified, hello_of, joined, serving
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.certificates import InvalidCertificateError, new_key, request_certificate
-from wattfleet_identity.identity_folder import Identity, write_identity
-from wattfleet_identity.joining import Applicant
-from wattfleet_identity.peers import Role
-from wattfleet_io.clock import utc_now
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.certificates import InvalidCertificateError, new_key, request_certificate
+from wattfleet.common.identity.identity_folder import Identity, write_identity
+from wattfleet.common.identity.joining import Applicant
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.v1 import (
     enrolment_pb2,
     enrolment_pb2_grpc,

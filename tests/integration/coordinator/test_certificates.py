@@ -28,15 +28,15 @@ from coordinator.state.identities import Identities
 from coordinator.state.identity_records import Terms
 from tests.fakes.served import CertifiedFleet, Client, calling, certified, command, hello_of, invited, joined, serving
 from tests.fakes.small_fleet import PlaintextContext
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_identity.authority import SERVER_NAME
-from wattfleet_identity.certificates import Certificate, matches, new_key, request_certificate
-from wattfleet_identity.identity_folder import Identity, write_identity
-from wattfleet_identity.joining import Applicant, EnrolmentRefusedError, join
-from wattfleet_identity.peers import Role
-from wattfleet_identity.supernode_folder import SuperNodeKey
-from wattfleet_io.addresses import split_address
-from wattfleet_io.clock import utc_now
+from wattfleet.common.addresses import split_address
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.authority import SERVER_NAME
+from wattfleet.common.identity.certificates import Certificate, matches, new_key, request_certificate
+from wattfleet.common.identity.identity_folder import Identity, write_identity
+from wattfleet.common.identity.joining import Applicant, EnrolmentRefusedError, join
+from wattfleet.common.identity.peers import Role
+from wattfleet.common.identity.supernode_folder import SuperNodeKey
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import (
     enrolment_pb2,
     enrolment_pb2_grpc,

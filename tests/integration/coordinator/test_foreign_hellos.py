@@ -34,10 +34,10 @@ from tests.fakes.served import (
     serving,
     serving_client,
 )
-from wattfleet_identity.channels import Endpoint
-from wattfleet_identity.joining import Applicant
-from wattfleet_identity.peers import Role
-from wattfleet_io.logs import LINES_AT_ONCE, service_handler
+from wattfleet.common.identity.channels import Endpoint
+from wattfleet.common.identity.joining import Applicant
+from wattfleet.common.identity.peers import Role
+from wattfleet.common.logs import LINES_AT_ONCE, service_handler
 from wattfleet_proto.v1 import identity_pb2_grpc, session_pb2
 
 # --- Foreign hellos ---------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ async def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
         tries += 1
         return 0.02
 
-    monkeypatch.setattr("wattfleet_io.tasks.random.uniform", at_once)
+    monkeypatch.setattr("wattfleet.common.tasks.random.uniform", at_once)
 
     async with serving_client(config) as client:
         async with CountingAgent(client, tmp_path / "older").running() as older:

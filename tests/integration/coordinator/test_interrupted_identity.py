@@ -14,13 +14,13 @@ from cryptography import x509
 from coordinator.identity import authority_folder
 from coordinator.identity.authority_folder import AuthorityFolder, adopted, folder_of, make_operator
 from coordinator.state.identities import Identities
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity import identity_folder
-from wattfleet_identity.certificates import Certificate, matches, read_certificates
-from wattfleet_identity.http_access import server_context
-from wattfleet_identity.identity_folder import read_identity, write_identity
-from wattfleet_identity.peers import Role
-from wattfleet_io import cli
+from wattfleet.common import cli
+from wattfleet.common.identity import identity_folder
+from wattfleet.common.identity.certificates import Certificate, matches, read_certificates
+from wattfleet.common.identity.http_access import server_context
+from wattfleet.common.identity.identity_folder import read_identity, write_identity
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.errors import InvalidInputError
 
 NOW = datetime(2026, 11, 25, tzinfo=timezone.utc)
 A_DAY = timedelta(days=1)

@@ -21,7 +21,7 @@ from tests.fakes.polling import until
 from tests.fakes.real_processes import CoordinatorProcess
 from tests.fakes.served import serving_client
 from tests.fakes.small_fleet import RUN, RUN_NAME
-from wattfleet_io.addresses import split_address
+from wattfleet.common.addresses import split_address
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 
@@ -147,7 +147,7 @@ async def test_libraries_log_no_routine_and_their_warnings_are_objects(meter: st
         assert process.stop() == 0
     lines = [json.loads(line) for line in process.log.read_text().splitlines()]
     assert [each for each in lines if each["message"].startswith(f"coordinator serves {process.address}")]
-    of_others = [each for each in lines if each["logger"].split(".")[0] not in ("coordinator", "wattfleet_io")]
+    of_others = [each for each in lines if not each["logger"].startswith(("coordinator.", "wattfleet."))]
     assert [(each["logger"], each["level"]) for each in of_others] == [("uvicorn.error", "warning")]
 
 

@@ -23,14 +23,14 @@ from tests.fakes.fleets import front
 from tests.fakes.prometheus import DocumentedMetric, documented_metrics, promtool
 from tests.fakes.served import CertifiedFleet, certified, serving
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, confirm_all, make_ready, small_fleet
-from wattfleet.budgets import InForce
-from wattfleet.duties import KeptDuty
-from wattfleet.modes import PowerMode, Workload
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import FastestK
-from wattfleet_identity.identity_folder import Identity
-from wattfleet_identity.peers import Role
-from wattfleet_io.addresses import split_address
+from wattfleet.common.addresses import split_address
+from wattfleet.common.identity.identity_folder import Identity
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.budgets import InForce
+from wattfleet.core.duties import KeptDuty
+from wattfleet.core.modes import PowerMode, Workload
+from wattfleet.core.planning import Allowance
+from wattfleet.core.planning.policies import FastestK
 from wattfleet_proto.device_state import BoardSample, DeviceState, GrantPhase
 
 # --- Metrics ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from tests.fakes.polling import eventually
 from tests.fakes.served import Agent, Client, a_round, asked, served_with_shell, serving_client, status
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, RUN, RUN_NAME
 from tests.fakes.stored_records import RecordingStore, device
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import (
     identity_pb2,

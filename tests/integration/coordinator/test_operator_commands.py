@@ -25,8 +25,8 @@ from tests.fakes.served import (
     status,
 )
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, RUN_NAME
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.prediction import Artefact, write_artefact
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.prediction import Artefact, write_artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, power_pb2, session_pb2

@@ -16,7 +16,7 @@ from tests.fakes.browser import Browsed, browsing
 from tests.fakes.served import serving, status
 from tests.fakes.small_fleet import RUN, RUN_NAME
 from tests.fakes.trained_fleet import DEVICES, HOT, OVER_BUDGET, SLOWEST, THROTTLED, Trained, trained, with_circuits
-from wattfleet.modes import BOARDS
+from wattfleet.core.modes import BOARDS
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2
 

@@ -36,13 +36,13 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.browser import browsing
 from tests.fakes.served import CertifiedFleet, Client, calling, certified, joined, serving
 from tests.fakes.small_fleet import ORIN_FRONT, small_fleet
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
-from wattfleet_identity.identity_folder import Identity, write_identity
-from wattfleet_identity.joining import Applicant
-from wattfleet_identity.peers import Role
-from wattfleet_io.addresses import split_address
-from wattfleet_io.cli import exit_code
+from wattfleet.common.addresses import split_address
+from wattfleet.common.cli import exit_code
+from wattfleet.common.identity.identity_folder import Identity, write_identity
+from wattfleet.common.identity.joining import Applicant
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode
 from wattfleet_proto.device_state import BoardSample, DeviceState
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, operator_pb2
 

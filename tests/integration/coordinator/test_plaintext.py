@@ -20,12 +20,12 @@ from coordinator.cli import options
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import READY, Agent, CertifiedFleet, Client, calling, certified, command, joined, serving
 from tests.fakes.small_fleet import ORIN_FRONT
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity import channels
-from wattfleet_identity.channels import PLAINTEXT_WARNING, Endpoint
-from wattfleet_identity.identity_folder import Identity, write_identity
-from wattfleet_identity.joining import Applicant
-from wattfleet_identity.peers import Role
+from wattfleet.common.identity import channels
+from wattfleet.common.identity.channels import PLAINTEXT_WARNING, Endpoint
+from wattfleet.common.identity.identity_folder import Identity, write_identity
+from wattfleet.common.identity.joining import Applicant
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.names import MAJOR

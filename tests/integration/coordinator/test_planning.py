@@ -37,7 +37,7 @@ from tests.fakes.served import (
 )
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN
 from tests.fakes.stored_records import old_runs_deleted
-from wattfleet_flower import PowerAware
+from wattfleet.flower import PowerAware
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, planning_pb2_grpc, power_pb2, session_pb2, view_pb2
 
 # --- Run owners -------------------------------------------------------------------------------------------------------

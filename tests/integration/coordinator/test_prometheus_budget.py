@@ -29,8 +29,8 @@ from coordinator.errors import (
     UnsuitableQueryError,
     UnusableReadingError,
 )
-from wattfleet.budgets import Reading, ReadingRule
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.budgets import Reading, ReadingRule
+from wattfleet.core.errors import InvalidInputError
 
 # --- Prometheus budget ------------------------------------------------------------------------------------------------
 # Budgets read from Prometheus, and all the ways in which that can fail: a fake over real HTTP, and the real one.

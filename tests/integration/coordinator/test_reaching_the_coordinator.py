@@ -25,13 +25,13 @@ from coordinator.systemd.installation import SETTINGS_PATH, STATE_DIRECTORY
 from tests.fakes import base_installation
 from tests.fakes.served import CertifiedFleet, Client, a_round, certified, command, serving
 from tests.fakes.small_fleet import RUN
-from wattfleet.errors import InvalidInputError
-from wattfleet.prediction import Artefact, write_artefact
-from wattfleet_identity.identity_folder import read_identity, write_identity
-from wattfleet_identity.peers import Role
-from wattfleet_io import cli
-from wattfleet_io.cli import installation_of
-from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
+from wattfleet.common import cli
+from wattfleet.common.cli import installation_of
+from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
+from wattfleet.common.identity.identity_folder import read_identity, write_identity
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.prediction import Artefact, write_artefact
 
 # --- Coordinator of this machine --------------------------------------------------------------------------------------
 # Commands on the coordinator's own machine find where it serves, and their errors name the address and its origin.

@@ -32,11 +32,11 @@ from coordinator.store.store import Store
 from tests.fakes.served import READY, Agent, Client, asked, command, fetch, served_with_shell, serving_client, status
 from tests.fakes.signed_repository import BEGIN, SignedRepository, TrustingDevice, VirtualClock, reference
 from tests.fakes.small_fleet import ORIN_FRONT, ORIN_NODE, RUN
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import FittedWorkload, board_named
-from wattfleet.prediction import Artefact, RooflinePredictor, pack_artefact, restore_predictor, write_artefact
-from wattfleet.prediction.roofline import settings_of
-from wattfleet.prediction.roofline.estimation import Correction, Points, Process, Remainder, Surface
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import FittedWorkload, board_named
+from wattfleet.core.prediction import Artefact, RooflinePredictor, pack_artefact, restore_predictor, write_artefact
+from wattfleet.core.prediction.roofline import settings_of
+from wattfleet.core.prediction.roofline.estimation import Correction, Points, Process, Remainder, Surface
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.limits import MAX_MANIFEST_BYTES

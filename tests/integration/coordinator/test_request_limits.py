@@ -19,10 +19,10 @@ from coordinator.store.store import Store
 from tests.fakes.served import Agent, Client, serving_client, status
 from tests.fakes.small_fleet import NODES, RUN
 from tests.fakes.stored_records import BLANK
-from wattfleet_flower.server.errors import RefusedError
-from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_identity.channels import Endpoint
-from wattfleet_io.clock import SystemClock
+from wattfleet.common.clock import SystemClock
+from wattfleet.common.identity.channels import Endpoint
+from wattfleet.flower.server.errors import RefusedError
+from wattfleet.flower.server.planning_client import PlanningClient
 from wattfleet_proto.limits import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, session_pb2_grpc, view_pb2
 

@@ -27,10 +27,10 @@ from tests.fakes.fleets import columns_of
 from tests.fakes.flower_in_process import ARRAYS, GridOfNodes, Node
 from tests.fakes.served import Client, a_round, asked, command, rack_and_roof, served_with_shell, serving_client, status
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, RUN_NAME
-from wattfleet.choosing import Front
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
-from wattfleet_flower import PowerAware, Quorum
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode
+from wattfleet.flower import PowerAware, Quorum
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2

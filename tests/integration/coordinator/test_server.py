@@ -34,12 +34,13 @@ from tests.fakes.polling import eventually, until
 from tests.fakes.real_processes import CoordinatorProcess
 from tests.fakes.served import READY, Agent, CertifiedFleet, calling, certified, fetch, serving, serving_client, status
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
-from wattfleet.budgets import InForce
-from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.prediction import Artefact
-from wattfleet_identity import channels
-from wattfleet_identity.peers import Role
-from wattfleet_io.addresses import split_address
+from wattfleet.common.addresses import split_address
+from wattfleet.common.identity import channels
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.budgets import InForce
+from wattfleet.core.errors import CorruptReferenceError, InvalidInputError
+from wattfleet.core.prediction import Artefact
+from wattfleet.simulation.run import RunSeen
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.v1 import (
@@ -52,7 +53,6 @@ from wattfleet_proto.v1 import (
     session_pb2_grpc,
     view_pb2,
 )
-from wattfleet_simulation.run import RunSeen
 
 # --- Server -----------------------------------------------------------------------------------------------------------
 # The coordinator process over real gRPC on loopback: sessions, references, plans, start and stop.
@@ -564,7 +564,7 @@ elif hangs == "the log":
             await asyncio.sleep(0)
             print("x" * 1_000, file=sys.stderr, flush=True)
     trimmer.Trimmer.watch = watch
-from wattfleet_io.cli import main
+from wattfleet.common.cli import main
 main()
 """
 

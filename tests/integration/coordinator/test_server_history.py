@@ -28,8 +28,8 @@ from tests.fakes.polling import eventually
 from tests.fakes.served import Client, Running, runs_of, serving_client, start_run
 from tests.fakes.small_fleet import NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN, end_training, small_fleet, train
 from tests.fakes.stored_records import finished_round, old_runs_deleted, planned_round, rounds_of
-from wattfleet.budgets import Override
-from wattfleet.planning.policies import AllDevices
+from wattfleet.core.budgets import Override
+from wattfleet.core.planning.policies import AllDevices
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import (
     operator_pb2,

@@ -49,10 +49,10 @@ from tests.fakes.served import (
 from tests.fakes.small_fleet import NODES, ORIN_FRONT, RUN, small_fleet
 from tests.fakes.stored_records import BLANK, assert_devices, planned_round
 from tests.fixtures.coordinator import PostgresServer
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.channels import open_async_channel
-from wattfleet_identity.peers import Role
-from wattfleet_io import cli
+from wattfleet.common import cli
+from wattfleet.common.identity.channels import open_async_channel
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
     identity_pb2,

@@ -19,8 +19,8 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.polling import eventually
 from tests.fakes.served import READY, Agent, Client, fetch, serving_client, status
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
-from wattfleet.modes import board_named
-from wattfleet.prediction import Artefact, restore_predictor
+from wattfleet.core.modes import board_named
+from wattfleet.core.prediction import Artefact, restore_predictor
 from wattfleet_proto import error_boundary
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (

@@ -53,10 +53,10 @@ from tests.fakes.stored_records import (
     rounds_of,
 )
 from tests.fixtures.coordinator import StoreClock
-from wattfleet.budgets import Override
-from wattfleet.modes import BatchOptions, Workload, WorkloadFacts
-from wattfleet_identity.invites import token_hash
-from wattfleet_identity.peers import Peer, Role
+from wattfleet.common.identity.invites import token_hash
+from wattfleet.common.identity.peers import Peer, Role
+from wattfleet.core.budgets import Override
+from wattfleet.core.modes import BatchOptions, Workload, WorkloadFacts
 from wattfleet_proto.device_state import DeviceState
 
 # --- Store ------------------------------------------------------------------------------------------------------------

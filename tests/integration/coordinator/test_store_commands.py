@@ -37,12 +37,12 @@ from coordinator.store.restoring import ENDED, Restoration, carry_over
 from coordinator.store.store import Store
 from tests.fakes.served import CertifiedFleet, calling, certified, command, invited, joined, serving
 from tests.fakes.stored_records import BLANK, everything_in, fill, finished_round, planned_round, served_by
-from wattfleet.budgets import Override
-from wattfleet.errors import WattfleetError
-from wattfleet_identity.joining import Applicant, join
-from wattfleet_identity.peers import Peer, Role
-from wattfleet_io import cli
-from wattfleet_io.clock import utc_now
+from wattfleet.common import cli
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.joining import Applicant, join
+from wattfleet.common.identity.peers import Peer, Role
+from wattfleet.core.budgets import Override
+from wattfleet.core.errors import WattfleetError
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc
 
 # --- Store commands ---------------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ from tests.fakes.stored_records import (
     only_front,
     served_by,
 )
-from wattfleet.choosing import Front
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 
 # --- Store database ---------------------------------------------------------------------------------------------------
 # How the database of a store is specified, and that no message contains its password.

@@ -40,7 +40,7 @@ from tests.fakes.stored_records import (
     rounds_of,
 )
 from tests.fixtures.coordinator import StoreClock
-from wattfleet.planning import History, Participation
+from wattfleet.core.planning import History, Participation
 
 # --- Store history ----------------------------------------------------------------------------------------------------
 # Stored rounds and runs: what a start loads, what is read later, times and retention.

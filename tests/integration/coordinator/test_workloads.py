@@ -15,9 +15,9 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.fleets import front
 from tests.fakes.served import READY, Agent, Client, asked, served_with_shell, serving_client, status
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
-from wattfleet.choosing import Front
-from wattfleet.duties import KeptDuty
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.choosing import Front
+from wattfleet.core.duties import KeptDuty
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.convert import front_to_message, kept_duty_from_message, kept_duty_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import duty_pb2, operator_pb2, planning_pb2, power_pb2, session_pb2, view_pb2

@@ -21,11 +21,11 @@ from coordinator.cli.client import CoordinatorClient
 from coordinator.identity.authority_folder import AuthorityFolder, folder_of, make_operator
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import CertifiedFleet, certified, serving
-from wattfleet_identity.channels import Endpoint, require_identity
-from wattfleet_io.clock import utc_now
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.channels import Endpoint, require_identity
+from wattfleet.simulation.flower import NoAnswerError, PartFailedError
+from wattfleet.simulation.run import NotInTimeError, RunSeen, await_ready, await_run, require_observed
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
-from wattfleet_simulation.flower import NoAnswerError, PartFailedError
-from wattfleet_simulation.run import NotInTimeError, RunSeen, await_ready, await_run, require_observed
 
 # --- Image scripts ----------------------------------------------------------------------------------------------------
 # The scripts that build images or are installed in them, and the commands in Dockerfiles.
@@ -44,11 +44,11 @@ def test_an_extra_that_names_the_project_is_followed() -> None:
         "optional-dependencies": {
             "agent": ["grpcio"],
             "coordinator": ["grpcio", "sqlalchemy>=2"],
-            "wattfleet_simulation": ["wattfleet[agent, coordinator]", "psutil"],
+            "wattfleet.simulation": ["wattfleet[agent, coordinator]", "psutil"],
         },
     }
     assert requirements(project, "agent") == ["grpcio", "numpy>=1"]
-    assert requirements(project, "wattfleet_simulation") == ["grpcio", "numpy>=1", "psutil", "sqlalchemy>=2"]
+    assert requirements(project, "wattfleet.simulation") == ["grpcio", "numpy>=1", "psutil", "sqlalchemy>=2"]
 
 
 def healthcheck(*addresses: str) -> subprocess.CompletedProcess[str]:

@@ -23,10 +23,10 @@ from coordinator.settings import CoordinatorSettings
 from edge_agent.paths import SUPERNODE_DIRECTORY
 from tests.fakes.documented_commands import check_call
 from tests.fakes.served import CertifiedFleet, serving
-from wattfleet_flower.supernode.command import DEFAULT_FOLDER
-from wattfleet_io.cli import wattfleet
-from wattfleet_simulation import commands
-from wattfleet_simulation.settings import DEFAULT_FLEET, device_specs
+from wattfleet.common.cli import wattfleet
+from wattfleet.flower.supernode.command import DEFAULT_FOLDER
+from wattfleet.simulation import commands
+from wattfleet.simulation.settings import DEFAULT_FLEET, device_specs
 
 # --- Compose file -----------------------------------------------------------------------------------------------------
 # The compose file is consistent, exposes ports to this machine only, and is accepted by both compose versions.

@@ -42,10 +42,10 @@ from tests.fakes.prometheus import (
 from tests.fakes.running_agent import agent, new_board
 from tests.fakes.served import Agent, CertifiedFleet, Client, certified, serving
 from tests.fakes.small_fleet import RUN
-from wattfleet.duties import KeptDuty
-from wattfleet_identity.identity_folder import write_identity
-from wattfleet_identity.peers import Role
-from wattfleet_io.addresses import split_address
+from wattfleet.common.addresses import split_address
+from wattfleet.common.identity.identity_folder import write_identity
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.duties import KeptDuty
 from wattfleet_proto.convert import front_to_message, kept_duty_to_message
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2

@@ -16,7 +16,7 @@ from tests.fakes.duties import duty_agent_at
 from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson
 from tests.fakes.served import READY, Agent, Client, serving
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
-from wattfleet.prediction import Artefact, write_artefact
+from wattfleet.core.prediction import Artefact, write_artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.documented_commands import ROOT, blocks_of
-from wattfleet_simulation.flower import OFFLINE, Parts, environment, free_ports, program
+from wattfleet.simulation.flower import OFFLINE, Parts, environment, free_ports, program
 
 # The short forms are `test_enrolled_deployment`, and `test_documentation` for every command of the page.
 pytestmark = [pytest.mark.deployment, pytest.mark.slow, pytest.mark.timeout(900)]

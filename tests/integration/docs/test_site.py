@@ -19,7 +19,7 @@ import click
 import pytest
 
 from tests.fakes.browser import Browsed, browsing
-from wattfleet_io.cli import wattfleet
+from wattfleet.common.cli import wattfleet
 
 ROOT = Path(__file__).parents[3]
 

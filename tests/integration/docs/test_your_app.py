@@ -26,8 +26,8 @@ from tests.fakes.documented_commands import (
     flower_programs,
     flwr_command,
 )
-from wattfleet_io.cli import wattfleet
-from wattfleet_simulation.flower import OFFLINE, free_ports, program
+from wattfleet.common.cli import wattfleet
+from wattfleet.simulation.flower import OFFLINE, free_ports, program
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -24,17 +24,17 @@ from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.fakes.polling import eventually
 from tests.fakes.served import READY, Agent, CertifiedFleet, Client, calling, certified, invited, joined, serving
 from tests.fakes.small_fleet import ORIN_FRONT, ORIN_NODE, RUN
-from wattfleet.errors import InvalidInputError
-from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_identity.channels import Endpoint, HandshakeError
-from wattfleet_identity.identity_folder import Identity, read_identity, write_identity
-from wattfleet_identity.invites import Invite, new_token
-from wattfleet_identity.joining import Applicant
-from wattfleet_identity.peers import Role
-from wattfleet_identity.renewal import due_at, note_time
-from wattfleet_identity.supernode_folder import SuperNodeFacts, read_facts
-from wattfleet_io import cli
-from wattfleet_io.clock import VirtualClock, utc_now
+from wattfleet.common import cli
+from wattfleet.common.clock import VirtualClock, utc_now
+from wattfleet.common.identity.channels import Endpoint, HandshakeError
+from wattfleet.common.identity.identity_folder import Identity, read_identity, write_identity
+from wattfleet.common.identity.invites import Invite, new_token
+from wattfleet.common.identity.joining import Applicant
+from wattfleet.common.identity.peers import Role
+from wattfleet.common.identity.renewal import due_at, note_time
+from wattfleet.common.identity.supernode_folder import SuperNodeFacts, read_facts
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.flower.server.planning_client import PlanningClient
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
     enrolment_pb2,

@@ -18,7 +18,7 @@ from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.settings import SessionSettings
 from tests.fakes.polling import eventually
-from wattfleet_identity.channels import Endpoint
+from wattfleet.common.identity.channels import Endpoint
 from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
@@ -250,7 +250,7 @@ def test_a_dead_connection_is_replaced_by_a_new_one(outbox: Outbox) -> None:
 
 
 def test_reconnecting_follows_the_agents_backoff_and_not_grpcs(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wattfleet_io.tasks.random.uniform", lambda low, high: 0.01)
+    monkeypatch.setattr("wattfleet.common.tasks.random.uniform", lambda low, high: 0.01)
 
     async def body() -> None:
         proxy = Proxy(None)
@@ -273,7 +273,7 @@ def test_of_two_agents_from_a_copied_disk_the_older_yields(
     async def body() -> None:
         coordinator = Coordinator()
         coordinator.refusal = (grpc.StatusCode.ABORTED, "a newer session of the same device has begun")
-        monkeypatch.setattr("wattfleet_io.tasks.random.uniform", noted)
+        monkeypatch.setattr("wattfleet.common.tasks.random.uniform", noted)
         async with session_with(coordinator, outbox) as (session, _):
             await eventually(lambda: len(coordinator.installations) == 1)
             coordinator.refusal = (grpc.StatusCode.ALREADY_EXISTS, "orin-0 is connected already")
@@ -478,7 +478,7 @@ class Agent:
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("wattfleet_io.tasks.random.uniform", lambda low, high: max(low, 0.02))
+    monkeypatch.setattr("wattfleet.common.tasks.random.uniform", lambda low, high: max(low, 0.02))
     caplog.set_level(logging.INFO, logger="edge_agent")
 
 

@@ -39,9 +39,9 @@ from tests.fakes.running_agent import (
     serves_trainings,
 )
 from tests.fakes.signed_repository import SignedRepository, reference
-from wattfleet.modes import array_to_modes
-from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, pack_artefact, restore_predictor
-from wattfleet_flower import AgentUnreachableError
+from wattfleet.core.modes import array_to_modes
+from wattfleet.core.prediction import DEFAULT_DRIFT_RULE, Artefact, pack_artefact, restore_predictor
+from wattfleet.flower import AgentUnreachableError
 from wattfleet_proto.convert import front_from_message
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 

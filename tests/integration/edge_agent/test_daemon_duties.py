@@ -20,10 +20,10 @@ from tests.fakes.duties import duty
 from tests.fakes.fittings import fitting_here, keep_duty_here
 from tests.fakes.polling import until
 from tests.fakes.running_agent import agent, new_board, ready_agent
-from wattfleet.modes import Profile, Task, array_to_modes
-from wattfleet_flower import AgentUnreachableError, until_deadline
+from wattfleet.core.modes import Profile, Task, array_to_modes
+from wattfleet.flower import AgentUnreachableError, until_deadline
+from wattfleet.serving import DutyServer, share_device
 from wattfleet_proto.convert import front_from_message, kept_duty_from_message
-from wattfleet_serving import DutyServer, share_device
 
 # --- Daemon duties ----------------------------------------------------------------------------------------------------
 # A whole agent with a duty: it measures its modes while requests arrive, reports figures, and remembers the duty.

@@ -16,10 +16,10 @@ from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.fittings import fitting_here
 from tests.fakes.polling import until
 from tests.fakes.running_agent import RunningAgent, new_board, ready_agent
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, PowerMode, array_to_modes
-from wattfleet_flower import profiled, until_deadline
-from wattfleet_flower.client.agent_training import AgentUnreachableError
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import Measurement, PowerMode, array_to_modes
+from wattfleet.flower import profiled, until_deadline
+from wattfleet.flower.client.agent_training import AgentUnreachableError
 from wattfleet_proto.convert import front_from_message, measured_to_message
 from wattfleet_proto.v1 import power_pb2, session_pb2
 

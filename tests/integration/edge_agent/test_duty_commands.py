@@ -22,15 +22,15 @@ from edge_agent.serving.duty_service import NoAgentError
 from edge_agent.serving.inference import InferenceRows
 from tests.fakes.duties import MODES, TRAINING, DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
-from wattfleet.choosing import KnownModes
-from wattfleet.duties import Demand
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import read_profile
-from wattfleet_io import cli
-from wattfleet_io.clock import VirtualClock
+from wattfleet.common import cli
+from wattfleet.common.clock import VirtualClock
+from wattfleet.core.choosing import KnownModes
+from wattfleet.core.duties import Demand
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import read_profile
+from wattfleet.serving import DutyServer
 from wattfleet_proto.names import owner_socket
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc
-from wattfleet_serving import DutyServer
 
 # --- Duty commands ----------------------------------------------------------------------------------------------------
 # `wattfleet agent duty`, the service behind it, and the requests that it refuses.

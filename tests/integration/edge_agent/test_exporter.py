@@ -19,11 +19,11 @@ from tests.fakes.polling import until
 from tests.fakes.prometheus import promtool
 from tests.fakes.running_agent import RunningAgent, agent, new_board, ready_agent
 from tests.fakes.served import CertifiedFleet
-from wattfleet.modes import array_to_modes
-from wattfleet_identity.authority import DEVICE_NAME
-from wattfleet_identity.identity_folder import Identity, write_identity, write_renewed
-from wattfleet_identity.peers import Role
-from wattfleet_io.addresses import split_address
+from wattfleet.common.addresses import split_address
+from wattfleet.common.identity.authority import DEVICE_NAME
+from wattfleet.common.identity.identity_folder import Identity, write_identity, write_renewed
+from wattfleet.common.identity.peers import Role
+from wattfleet.core.modes import array_to_modes
 
 DEVICE = "orin-nano-0"
 ANYWHERE = "0.0.0.0:0"

@@ -20,7 +20,7 @@ from edge_agent.runtime.readiness import parked_mode
 from tests.fakes.agent_socket import FINISH, MODE, Agent, App, agent_at, granted, started
 from tests.fakes.duties import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
-from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
+from wattfleet.core.modes import PowerMode, array_to_modes, modes_to_array
 from wattfleet_proto.v1 import duty_pb2, duty_pb2_grpc, local_pb2, local_pb2_grpc, session_pb2
 
 # --- Hostile apps -----------------------------------------------------------------------------------------------------

@@ -39,10 +39,10 @@ from edge_agent.workloads.loading import StepTimes
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.boards import MODE, PARKED, RealTimeBoard, Trained
 from tests.fakes.running_agent import BoardThatBecomesSlower
-from wattfleet.choosing import SamplingSettings, spread_modes
-from wattfleet.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
-from wattfleet.prediction import DriftRule, pack_artefact, read_artefact, restore_predictor, warmup_s
-from wattfleet_io.child_process import lower_priority, python_process
+from wattfleet.common.child_process import lower_priority, python_process
+from wattfleet.core.choosing import SamplingSettings, spread_modes
+from wattfleet.core.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
+from wattfleet.core.prediction import DriftRule, pack_artefact, read_artefact, restore_predictor, warmup_s
 
 # --- Fitting ----------------------------------------------------------------------------------------------------------
 # Fitting in this process and in a process of its own: the same results, the same errors, and it always ends.
@@ -142,7 +142,7 @@ def test_a_request_that_nobody_reads_takes_no_longer_than_it_may(monkeypatch):
         psutil.Process(started.pid).suspend()
         return started
 
-    monkeypatch.setattr("wattfleet_io.child_process.python_process", suspended)
+    monkeypatch.setattr("wattfleet.common.child_process.python_process", suspended)
     stopping = threading.Event()
     threading.Timer(0.2, stopping.set).start()
     with pytest.raises(StoppedError), fitting_process(TRANSFER, large, stopping)():

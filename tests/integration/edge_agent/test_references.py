@@ -15,9 +15,9 @@ import pytest
 import reference_models
 from edge_agent.session.certificate_keeper import connects_to
 from edge_agent.session.references import reference_of_digest, remove_old_references
-from wattfleet.errors import CorruptReferenceError
-from wattfleet.prediction import Artefact
-from wattfleet_identity.channels import Endpoint
+from wattfleet.common.identity.channels import Endpoint
+from wattfleet.core.errors import CorruptReferenceError
+from wattfleet.core.prediction import Artefact
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
 Away = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")

@@ -25,8 +25,8 @@ from tests.fakes.signed_repository import (
     signed_chain,
     stranger,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.prediction import Artefact
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.prediction import Artefact
 from wattfleet_proto.limits import MAX_METADATA_BYTES
 from wattfleet_proto.names import target_names
 from wattfleet_proto.v1 import session_pb2

@@ -24,8 +24,8 @@ from edge_agent.training.training import PowerNotReadError, TrainingWatch
 from edge_agent.workloads.loading import StepTimes
 from tests.fakes.boards import MODE, OTHER, PARKED, RealTimeBoard, Trained
 from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson, open_sysfs
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, modes_to_array
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode, modes_to_array
 
 # --- Training ---------------------------------------------------------------------------------------------------------
 # One round's training on a device: the mode in force, the observation, and parking whatever happens.

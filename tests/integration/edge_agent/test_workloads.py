@@ -19,7 +19,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiled_workload import StoppedError, profiled_workload
 from edge_agent.workloads.loading import SHIPPED, StepTimes, open_workload
 from edge_agent.workloads.process import WorkloadFailedError, workload_steps
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError
 
 # --- Workloads --------------------------------------------------------------------------------------------------------
 # Workloads: a user's own workload is found, or refused with a reason.
@@ -98,7 +98,7 @@ def test_a_workload_that_ends_or_yields_something_else_is_named(own):
 def test_the_agent_at_rest_imports_neither_torch_nor_what_was_not_chosen():
     code = (
         "import sys, edge_agent.runtime.agent, edge_agent.cli.commands, edge_agent.workloads.loading;"
-        "from wattfleet_flower import power_mode_mod;"
+        "from wattfleet.flower import power_mode_mod;"
         "print([name for name in ('torch', 'scipy', 'pandas', 'jtop', 'pynvml') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -32,14 +32,14 @@ from tests.fakes.duties import duty, duty_agent_at
 from tests.fakes.fleet_in_process import GRID_RUN_ID, InProcessGrid
 from tests.fakes.fleets import front
 from tests.fakes.polling import until
-from wattfleet.budgets import Supplies, Supply
-from wattfleet.modes import modes_to_array
-from wattfleet.planning import SITE, Allowance, Offer, plan_round
-from wattfleet.planning.policies import POLICIES, policy_names
-from wattfleet_flower.server import planning_client
-from wattfleet_identity.channels import Endpoint
+from wattfleet.common.identity.channels import Endpoint
+from wattfleet.core.budgets import Supplies, Supply
+from wattfleet.core.modes import modes_to_array
+from wattfleet.core.planning import SITE, Allowance, Offer, plan_round
+from wattfleet.core.planning.policies import POLICIES, policy_names
+from wattfleet.flower.server import planning_client
+from wattfleet.simulation.flower_task import be_task
 from wattfleet_proto.names import CURRENT_SOCKET
-from wattfleet_simulation.flower_task import be_task
 
 # --- Choose a mode ----------------------------------------------------------------------------------------------------
 # The ten-line example of the core: from a CSV file to a mode under a budget.
@@ -190,9 +190,9 @@ def test_two_lines_or_three_are_the_difference_with_what_they_import(quickstart:
     ]
     assert sorted(set(changed) - set(lines)) == [
         '+   "wattfleet[flower]",',
-        "+ from wattfleet_flower import PowerAware",
-        "+ from wattfleet_flower import power_mode_mod",
-        *(["+ from wattfleet_flower import profiled, until_deadline"] if wrapped else []),
+        "+ from wattfleet.flower import PowerAware",
+        "+ from wattfleet.flower import power_mode_mod",
+        *(["+ from wattfleet.flower import profiled, until_deadline"] if wrapped else []),
     ]
     readme = (quickstart / "README.md").read_text()
     assert all(line[0] + line[2:] in readme for line in lines), "the README shows them"
@@ -237,7 +237,7 @@ def test_without_a_coordinator_both_learn_the_same(
     # The default address must be unreachable, even if a coordinator runs on this machine.
     nobody = grpc.insecure_channel("127.0.0.1:1")
     monkeypatch.setattr(Endpoint, "channel", lambda endpoint: nobody)
-    monkeypatch.setattr("wattfleet_flower.server.rounds._FINAL_REPORTS_WITHIN_S", 0.0)
+    monkeypatch.setattr("wattfleet.flower.server.rounds._FINAL_REPORTS_WITHIN_S", 0.0)
     monkeypatch.setattr(planning_client, "_CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(planning_client, "_RECONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)

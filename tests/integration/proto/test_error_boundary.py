@@ -16,7 +16,7 @@ import edge_agent
 import wattfleet
 from coordinator.services.request_limits import STATUS as COORDINATOR_STATUS
 from edge_agent.runtime.app_requests import STATUS as AGENT_STATUS
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status_of
 
 # Raised outside the service's process, or before the service is up; a new error has to be added here or get a status.
@@ -29,12 +29,12 @@ NOT_RAISED_BY_A_SERVICER = {
     "coordinator.errors.StaleReadingError",
     "coordinator.errors.UnsuitableQueryError",
     "coordinator.errors.UnusableReadingError",
-    "wattfleet_flower.server.errors.NoUpdatesError",  # in Flower's ServerApp
-    "wattfleet_flower.server.errors.PlanningError",  # in Flower's ServerApp
-    "wattfleet_flower.server.errors.RefusedError",  # in Flower's ServerApp
-    "wattfleet_flower.server.errors.TwoStrategiesError",  # in Flower's ServerApp
+    "wattfleet.flower.server.errors.NoUpdatesError",  # in Flower's ServerApp
+    "wattfleet.flower.server.errors.PlanningError",  # in Flower's ServerApp
+    "wattfleet.flower.server.errors.RefusedError",  # in Flower's ServerApp
+    "wattfleet.flower.server.errors.TwoStrategiesError",  # in Flower's ServerApp
     "coordinator.errors.StoreInUseError",  # before the service is up
-    "wattfleet_flower.client.agent_training.AgentUnreachableError",  # in Flower's ClientApp
+    "wattfleet.flower.client.agent_training.AgentUnreachableError",  # in Flower's ClientApp
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
     "edge_agent.profiling.mode_measurement.DisturbedError",  # while profiling
     "edge_agent.profiling.mode_measurement.OverloadedError",
@@ -50,7 +50,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "edge_agent.session.references.ReferenceRefusedError",  # before profiling
     "edge_agent.training.mode_change.DeviceBusyError",  # before the socket is served
     "edge_agent.training.mode_change.KnobBackupError",  # before the socket is served
-    "wattfleet_io.systemd.InstallationError",  # by a command, not by the service
+    "wattfleet.common.systemd.InstallationError",  # by a command, not by the service
     "edge_agent.workloads.process.WorkloadFailedError",  # while profiling
 }
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 import reference_models
 from reference_models.commands import app
 from reference_models.training import model_card, require_board_offers, train
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, FittedWorkload, ModeArray, Profile, read_profile, write_profile
-from wattfleet.prediction import Artefact, RooflinePredictor, read_artefact, restore_predictor
-from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import BOARDS, FittedWorkload, ModeArray, Profile, read_profile, write_profile
+from wattfleet.core.prediction import Artefact, RooflinePredictor, read_artefact, restore_predictor
+from wattfleet.core.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
 
 # --- Training ---------------------------------------------------------------------------------------------------------
 # Training a reference, by function and by command.

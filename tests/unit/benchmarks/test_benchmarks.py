@@ -17,7 +17,7 @@ from benchmarks.joint.tasks import TASKS, pooled, sequences
 from benchmarks.round_overhead.timeline import STAGES, Seen, round_seconds, stage_seconds
 from benchmarks.second_workload import MODES, needed
 from benchmarks.table_pictures import draw_choices, draw_errors, numbers, tables_of
-from wattfleet.choosing import (
+from wattfleet.core.choosing import (
     BatchEfficiency,
     JointTable,
     KnownModes,
@@ -26,8 +26,8 @@ from wattfleet.choosing import (
     choose_jointly,
     highest_safe_gpu_hz,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode
 
 # --- Joint choice of mode and batch size ------------------------------------------------------------------------------
 # The benchmark that chooses mode and batch size together: cases, limits, dominated rows and summary figures.

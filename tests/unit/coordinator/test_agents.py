@@ -16,11 +16,11 @@ from coordinator.state.records import DeviceResult, NodeRecord, RoundRecord, Run
 from tests.fakes.fleets import front
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, small_fleet
 from tests.fakes.stored_records import for_all, only_front
-from wattfleet.budgets import InForce
-from wattfleet.choosing import Front
-from wattfleet.errors import ImplausibleError, InvalidInputError, NoCandidatesError
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import AllDevices
+from wattfleet.core.budgets import InForce
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import ImplausibleError, InvalidInputError, NoCandidatesError
+from wattfleet.core.planning import Allowance
+from wattfleet.core.planning.policies import AllDevices
 from wattfleet_proto.device_state import DeviceState
 
 # --- Agents -----------------------------------------------------------------------------------------------------------

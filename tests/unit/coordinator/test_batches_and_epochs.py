@@ -19,12 +19,12 @@ from coordinator.store.store import Store
 from tests.fakes.fleets import front, of_batches
 from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, PlaintextContext, confirm_all, small_fleet, train
 from tests.fakes.stored_records import RecordingStore, rounds_of
-from wattfleet.budgets import InForce
-from wattfleet.choosing import Front
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.modes import BatchOptions, Workload, WorkloadFacts
-from wattfleet.planning import Allowance, Assignment, EpochChoice
-from wattfleet.planning.policies import AllDevices, Policy, Progress
+from wattfleet.core.budgets import InForce
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.core.modes import BatchOptions, Workload, WorkloadFacts
+from wattfleet.core.planning import Allowance, Assignment, EpochChoice
+from wattfleet.core.planning.policies import AllDevices, Policy, Progress
 from wattfleet_proto.convert import epoch_choice_to_message, plan_from_message, plan_to_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import planning_pb2, session_pb2

@@ -41,7 +41,7 @@ from tests.fakes.small_fleet import (
     train,
 )
 from tests.fakes.watched_budgets import METER, NOON, Answer, Watched, run
-from wattfleet.budgets import (
+from wattfleet.core.budgets import (
     ConstantBudget,
     DailySchedule,
     InForce,
@@ -52,9 +52,9 @@ from wattfleet.budgets import (
     TimedSchedule,
     read_timed_schedule,
 )
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning import Allowance, Selection
-from wattfleet.planning.policies import AllDevices
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.core.planning import Allowance, Selection
+from wattfleet.core.planning.policies import AllDevices
 
 # --- Site file --------------------------------------------------------------------------------------------------------
 # The operator's site file: how it is read, and that errors name the file and the key.

@@ -31,7 +31,7 @@ from coordinator.display.words import (
 from coordinator.page.plots import Timeline, round_log_values, round_values
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import RunCosts
-from wattfleet_io.console import duration_text, keyboard
+from wattfleet.common.console import duration_text, keyboard
 from wattfleet_proto.v1 import view_pb2
 
 # --- Words about devices ----------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from coordinator.state.power_draw import LiveSamples
 from coordinator.state.records import DeviceRecord, EventRecord
 from tests.fakes.small_fleet import NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, restarted, small_fleet
 from tests.fakes.watched_budgets import METER, NOON, Watched, run
-from wattfleet.budgets import ConstantBudget, DailySchedule, InForce, Override
-from wattfleet.errors import InvalidInputError
-from wattfleet_io.clock import VirtualClock
+from wattfleet.common.clock import VirtualClock
+from wattfleet.core.budgets import ConstantBudget, DailySchedule, InForce, Override
+from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.convert import provenance_from_message
 from wattfleet_proto.device_state import BoardSample, DeviceState
 from wattfleet_proto.names import label_of, require_labels, require_run_name

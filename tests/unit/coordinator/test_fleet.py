@@ -15,10 +15,10 @@ from coordinator.state.records import RoundRecord
 from tests.fakes.fleets import front
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, small_fleet
 from tests.fakes.small_fleet import make_ready as make_ready_in
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
-from wattfleet.modes import Workload
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import AllDevices
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
+from wattfleet.core.modes import Workload
+from wattfleet.core.planning import Allowance
+from wattfleet.core.planning.policies import AllDevices
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 # --- Fleet ------------------------------------------------------------------------------------------------------------

@@ -44,12 +44,12 @@ from tests.fakes.small_fleet import (
     train,
 )
 from tests.unit.coordinator.test_rounds_in_flight import KEPT
-from wattfleet.budgets import InForce
-from wattfleet.choosing import Front
-from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.modes import Workload
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
+from wattfleet.core.budgets import InForce
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import InfeasibleBudgetError
+from wattfleet.core.modes import Workload
+from wattfleet.core.planning import Allowance
+from wattfleet.core.planning.policies import AllDevices, FastestK, Policy, RandomK
 from wattfleet_proto.device_state import BoardSample, DeviceState, GrantPhase, PresetPoint
 
 # --- Fleet stateful ---------------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from coordinator.errors import (
 )
 from coordinator.state.identities import Identities
 from coordinator.state.identity_records import MAX_TTL, MAX_USES, Admission, Application, CertificateRecord, Terms
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.invites import token_hash
-from wattfleet_identity.peers import Peer, Role
+from wattfleet.common.identity.invites import token_hash
+from wattfleet.common.identity.peers import Peer, Role
+from wattfleet.core.errors import InvalidInputError
 
 NOW = datetime(2026, 11, 24, tzinfo=timezone.utc)
 MONTH = timedelta(days=30)

@@ -33,8 +33,8 @@ from tests.fakes.small_fleet import (
     small_fleet,
     train,
 )
-from wattfleet.budgets import ConstantBudget, InForce
-from wattfleet.planning.policies import FastestK
+from wattfleet.core.budgets import ConstantBudget, InForce
+from wattfleet.core.planning.policies import FastestK
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 # --- Leases -----------------------------------------------------------------------------------------------------------

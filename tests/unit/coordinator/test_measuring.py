@@ -35,11 +35,11 @@ from tests.fakes.small_fleet import (
     train,
 )
 from tests.fakes.stored_records import RecordingStore
-from wattfleet.budgets import InForce
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import MeasuredUnit, Measurement, PowerMode, Workload
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import AllDevices, FastestK
+from wattfleet.core.budgets import InForce
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import MeasuredUnit, Measurement, PowerMode, Workload
+from wattfleet.core.planning import Allowance
+from wattfleet.core.planning.policies import AllDevices, FastestK
 from wattfleet_proto.convert import measured_from_messages
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.limits import SURVEY_MODES

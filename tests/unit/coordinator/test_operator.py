@@ -27,11 +27,11 @@ from tests.fakes.small_fleet import (
     make_ready,
     small_fleet,
 )
-from wattfleet.budgets import ConstantBudget, InForce, Supplies, Supply
-from wattfleet.choosing import Front
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning import Allowance, Selection
-from wattfleet.planning.policies import AllDevices
+from wattfleet.core.budgets import ConstantBudget, InForce, Supplies, Supply
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.core.planning import Allowance, Selection
+from wattfleet.core.planning.policies import AllDevices
 from wattfleet_proto.convert import presets_from_messages, presets_to_messages
 from wattfleet_proto.device_state import MAX_PRESETS, DeviceState, PresetPoint
 

@@ -19,10 +19,10 @@ from coordinator.state.leases import Leases
 from coordinator.state.records import RoundRecord
 from tests.fakes.small_fleet import NODES, ORIN_FRONT, ORIN_NODE, RUN, PlaintextContext, make_ready, small_fleet
 from tests.fakes.stored_records import RecordingStore
-from wattfleet.budgets import InForce
-from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import AllDevices, PlanningContext, SelectionRequest
+from wattfleet.core.budgets import InForce
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.planning import Allowance
+from wattfleet.core.planning.policies import AllDevices, PlanningContext, SelectionRequest
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
 

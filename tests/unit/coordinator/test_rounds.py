@@ -19,10 +19,10 @@ from tests.fakes.fleets import front
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from tests.fakes.small_fleet import make_ready as make_ready_in
 from tests.fakes.stored_records import finished_round, planned_round
-from wattfleet.budgets import InForce
-from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Allowance, History
-from wattfleet.planning.policies import AllDevices, FastestK, RandomK
+from wattfleet.core.budgets import InForce
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.planning import Allowance, History
+from wattfleet.core.planning.policies import AllDevices, FastestK, RandomK
 from wattfleet_proto.device_state import BoardSample, DeviceState, GrantPhase
 
 # --- Rounds -----------------------------------------------------------------------------------------------------------

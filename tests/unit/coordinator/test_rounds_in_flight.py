@@ -38,11 +38,11 @@ from tests.fakes.small_fleet import (
     train,
 )
 from tests.fakes.stored_records import RecordingStore
-from wattfleet.budgets import InForce
-from wattfleet.choosing import Front
-from wattfleet.duties import KeptDuty
-from wattfleet.errors import ImplausibleError
-from wattfleet.planning import History, Participation
+from wattfleet.core.budgets import InForce
+from wattfleet.core.choosing import Front
+from wattfleet.core.duties import KeptDuty
+from wattfleet.core.errors import ImplausibleError
+from wattfleet.core.planning import History, Participation
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.v1 import planning_pb2
 

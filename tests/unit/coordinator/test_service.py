@@ -30,12 +30,12 @@ from coordinator.settings import (
 )
 from coordinator.systemd.installation import SETTINGS_PATH, STATE_DIRECTORY, UNIT_PATH, USER, USER_PATH
 from tests.fakes.served import command
-from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Selection
-from wattfleet.planning.policies import POLICIES, AllDevices, Deadline, FastestK, Policy, Progress
-from wattfleet_io.settings.model import keys_of, load
-from wattfleet_io.settings.toml_text import as_toml
-from wattfleet_io.systemd import InstalledCode
+from wattfleet.common.settings.model import keys_of, load
+from wattfleet.common.settings.toml_text import as_toml
+from wattfleet.common.systemd import InstalledCode
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.planning import Selection
+from wattfleet.core.planning.policies import POLICIES, AllDevices, Deadline, FastestK, Policy, Progress
 
 # --- Settings ---------------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ OF_THE_AGENT_ALONE = {
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     """Run a command on an image in `tmp_path`, as if from an installation that only root can write to."""
     code = InstalledCode(program=Path("/bin/sh"), interpreter=(), imported=())
-    monkeypatch.setattr("wattfleet_io.systemd.running_code", lambda: code)
+    monkeypatch.setattr("wattfleet.common.systemd.running_code", lambda: code)
     return lambda *words: command(*words, "--root", str(tmp_path), columns=200)
 
 

@@ -12,12 +12,12 @@ from coordinator.state.records import RoundRecord
 from coordinator.state.workload_fronts import EVERY_WORKLOAD
 from tests.fakes.fleets import front
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
-from wattfleet.budgets import InForce
-from wattfleet.choosing import Front
-from wattfleet.errors import ImplausibleError, InvalidInputError
-from wattfleet.modes import Workload, WorkloadFacts
-from wattfleet.planning import Allowance
-from wattfleet.planning.policies import AllDevices, Deadline
+from wattfleet.core.budgets import InForce
+from wattfleet.core.choosing import Front
+from wattfleet.core.errors import ImplausibleError, InvalidInputError
+from wattfleet.core.modes import Workload, WorkloadFacts
+from wattfleet.core.planning import Allowance
+from wattfleet.core.planning.policies import AllDevices, Deadline
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 # --- Workloads --------------------------------------------------------------------------------------------------------

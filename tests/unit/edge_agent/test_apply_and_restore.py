@@ -31,8 +31,8 @@ from tests.fakes.faked_jetson import (
     open_nvpmodel,
     open_sysfs,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode
 
 # --- `modes`, `apply` and `restore` -----------------------------------------------------------------------------------
 # `wattfleet agent modes`, `apply` and `restore`: the modes listed, the mode applied, and the way back.

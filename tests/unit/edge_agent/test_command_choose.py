@@ -28,11 +28,11 @@ from tests.fakes.agent_settings import only_workload
 from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson
 from tests.fakes.fleets import front
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.choosing import Front
-from wattfleet.choosing.choice import PROBABILITY
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, PROFILE_COLUMNS, PowerMode, Task, WorkloadFacts, board_named, modes_to_array
-from wattfleet.prediction import pack_artefact, restore_predictor
+from wattfleet.core.choosing import Front
+from wattfleet.core.choosing.choice import PROBABILITY
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import BOARDS, PROFILE_COLUMNS, PowerMode, Task, WorkloadFacts, board_named, modes_to_array
+from wattfleet.core.prediction import pack_artefact, restore_predictor
 
 # --- `choose` ---------------------------------------------------------------------------------------------------------
 # `wattfleet agent choose`, `explain` and `front` on a profiled device.
@@ -323,7 +323,7 @@ def test_a_file_that_cannot_be_written_is_named(run, tmp_path, option):
 
 @pytest.mark.parametrize(("option", "module"), [("--html", "plotly"), ("--png", "matplotlib")])
 def test_a_missing_library_is_named_with_its_extra(run, tmp_path, monkeypatch, option, module):
-    drawing = ("edge_agent.cli.front_plots.", "wattfleet_io.html_page")
+    drawing = ("edge_agent.cli.front_plots.", "wattfleet.common.html_page")
     for name in [name for name in sys.modules if name.split(".")[0] == module or name.startswith(drawing)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)

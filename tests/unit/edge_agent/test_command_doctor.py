@@ -16,13 +16,13 @@ from edge_agent.diagnosis import Finding, identity_findings
 from edge_agent.systemd.installation import SETTINGS_PATH, InstalledConnection, ServiceSettings
 from edge_agent.training.mode_change import BACKUP_FILE, backed_up
 from tests.fakes.faked_jetson import AGX_ORIN_JP5, BPMP, FAKED_BOARDS, LOCK, NANO, ORIN_NANO, FakedJetson, open_sysfs
-from wattfleet_identity.authority import CertificateAuthority
-from wattfleet_identity.certificates import new_key, request_certificate
-from wattfleet_identity.identity_folder import Identity, write_identity
-from wattfleet_identity.peers import Peer, Role
-from wattfleet_identity.renewal import note_time
-from wattfleet_io.clock import SystemClock
-from wattfleet_io.systemd import InstalledCode
+from wattfleet.common.clock import SystemClock
+from wattfleet.common.identity.authority import CertificateAuthority
+from wattfleet.common.identity.certificates import new_key, request_certificate
+from wattfleet.common.identity.identity_folder import Identity, write_identity
+from wattfleet.common.identity.peers import Peer, Role
+from wattfleet.common.identity.renewal import note_time
+from wattfleet.common.systemd import InstalledCode
 
 EXISTING = Path("/usr/bin/env")
 
@@ -33,7 +33,7 @@ def installed(monkeypatch):
 
     def be(program=EXISTING, imported=(), writable=None):
         code = InstalledCode(program, (), imported)
-        monkeypatch.setattr("wattfleet_io.systemd.running_code", lambda: code)
+        monkeypatch.setattr("wattfleet.common.systemd.running_code", lambda: code)
         monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, look_at=os.stat: writable)
 
     be()

@@ -21,11 +21,11 @@ from edge_agent.training.mode_change import BACKUP_FILE, backed_up
 from tests.fakes.agent_settings import only_workload
 from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.choosing import SamplingSettings
-from wattfleet.modes import BOARDS, Profile, array_to_modes, write_profile
-from wattfleet.modes import Profile as Rows
-from wattfleet.prediction import RooflinePredictor, read_artefact, restore_predictor, write_artefact
-from wattfleet_io.clock import SystemClock
+from wattfleet.common.clock import SystemClock
+from wattfleet.core.choosing import SamplingSettings
+from wattfleet.core.modes import BOARDS, Profile, array_to_modes, write_profile
+from wattfleet.core.modes import Profile as Rows
+from wattfleet.core.prediction import RooflinePredictor, read_artefact, restore_predictor, write_artefact
 
 # --- `profile` --------------------------------------------------------------------------------------------------------
 # `wattfleet agent profile`: measures modes, can be stopped at any moment, and continues where it stopped.

@@ -27,8 +27,8 @@ from tests.fakes.faked_jetson import (
     open_nvpmodel,
     open_sysfs,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode, array_to_modes, modes_to_array
 
 # --- Device contract --------------------------------------------------------------------------------------------------
 # The contract that every kind of device fulfils.

@@ -23,8 +23,8 @@ from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.stored_profile import WorkloadFolders, chosen_workload, folder_name, read_profile
 from edge_agent.settings import WorkloadSettings
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, BatchOptions, PowerMode, Workload, WorkloadFacts
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH, BatchOptions, PowerMode, Workload, WorkloadFacts
 from wattfleet_proto.limits import MAX_MINIBATCHES_PER_EPOCH
 
 # --- Device workloads -------------------------------------------------------------------------------------------------

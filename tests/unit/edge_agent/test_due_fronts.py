@@ -15,10 +15,10 @@ from edge_agent.runtime.readiness import Readiness
 from edge_agent.serving.duty_planning import NoFrontError
 from tests.fakes.boards import MODE, PARKED
 from tests.fakes.fleets import front
-from wattfleet.choosing import Front, predicted_front
-from wattfleet.errors import ImplausibleError
-from wattfleet.modes import BatchOptions, Measurement, PowerMode, Workload, WorkloadFacts, modes_to_array
-from wattfleet.prediction import Prediction
+from wattfleet.core.choosing import Front, predicted_front
+from wattfleet.core.errors import ImplausibleError
+from wattfleet.core.modes import BatchOptions, Measurement, PowerMode, Workload, WorkloadFacts, modes_to_array
+from wattfleet.core.prediction import Prediction
 from wattfleet_proto.convert import measured_from_messages, workload_from_message
 
 # --- Due fronts -------------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.serving.duty_figures import DutyNow
 from edge_agent.serving.turns import Batching
 from tests.fakes.duties import FAST, HALF, MODES, NONE, SLOW, TRAINING, Planning, duty_within
-from wattfleet.choosing import KnownModes
-from wattfleet.duties import Demand, Duty, MeasuredArrivals, ModesWithDuty, keep_duty
-from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import (
+from wattfleet.core.choosing import KnownModes
+from wattfleet.core.duties import Demand, Duty, MeasuredArrivals, ModesWithDuty, keep_duty
+from wattfleet.core.errors import InvalidInputError, WattfleetError
+from wattfleet.core.modes import (
     BatchOptions,
     Measurement,
     ModeArray,
@@ -27,7 +27,7 @@ from wattfleet.modes import (
     Workload,
     WorkloadFacts,
 )
-from wattfleet.prediction import Prediction
+from wattfleet.core.prediction import Prediction
 
 # --- Duty planning ----------------------------------------------------------------------------------------------------
 # Fronts beside a duty: only modes that keep it, with the time left for training, or the reason for no front.

@@ -23,8 +23,8 @@ from edge_agent.serving.serving_board import DutyDevice
 from edge_agent.serving.turns import Kind
 from tests.fakes.boards import MODE, OTHER, PARKED
 from tests.fakes.duties import LiveBoard, duty
-from wattfleet.modes import Profile, modes_to_array
-from wattfleet_io.tasks import stop_tasks
+from wattfleet.common.tasks import stop_tasks
+from wattfleet.core.modes import Profile, modes_to_array
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import duty_pb2
 

@@ -24,11 +24,11 @@ from edge_agent.serving.server_stream import ServerGoneError
 from edge_agent.serving.turns import LiveTimes
 from tests.fakes.boards import RealTimeBoard
 from tests.fakes.duties import FAST, HALF, MODES, SLOW, Planning, duty_within
-from wattfleet.choosing import KnownModes
-from wattfleet.duties import largest_slowdown, largest_slowdowns
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, PowerMode, Profile, Task, array_to_modes, modes_to_array, read_profile
-from wattfleet.prediction import Prediction, normal_quantile
+from wattfleet.core.choosing import KnownModes
+from wattfleet.core.duties import largest_slowdown, largest_slowdowns
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import Measurement, PowerMode, Profile, Task, array_to_modes, modes_to_array, read_profile
+from wattfleet.core.prediction import Prediction, normal_quantile
 
 # --- Inference measuring ----------------------------------------------------------------------------------------------
 # Measuring the inference of a duty: in which modes, with which batch sizes, and when it ends.

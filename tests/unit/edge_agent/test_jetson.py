@@ -29,8 +29,8 @@ from tests.fakes.faked_jetson import (
     FakedJetson,
     open_sysfs,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import array_to_modes
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import array_to_modes
 
 # --- A device of sysfs ------------------------------------------------------------------------------------------------
 # Reading and setting a Jetson whose kernel, sensors or owner interfere.

@@ -24,9 +24,9 @@ from edge_agent.profiling.mode_measurement import measuring_s
 from edge_agent.profiling.profiler import Profiler
 from tests.fakes.boards import ScriptedDevice
 from tests.fakes.fittings import POWER_LOG_SD, BatchFitting, Table
-from wattfleet.choosing import MAX_FRONT_POINTS, Front, ProfilingMethod, WorkloadChanges, compare_methods
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import (
+from wattfleet.core.choosing import MAX_FRONT_POINTS, Front, ProfilingMethod, WorkloadChanges, compare_methods
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import (
     BOARDS,
     BatchOptions,
     FittedWorkload,
@@ -39,7 +39,7 @@ from wattfleet.modes import (
     array_to_modes,
     modes_to_array,
 )
-from wattfleet.prediction import Artefact, RooflinePredictor, pack_artefact, predictor_class, restore_predictor
+from wattfleet.core.prediction import Artefact, RooflinePredictor, pack_artefact, predictor_class, restore_predictor
 
 # --- Learning batches -------------------------------------------------------------------------------------------------
 # Learning a workload when the app's batch size or measurements of other devices become known later.

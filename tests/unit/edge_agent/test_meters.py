@@ -29,9 +29,9 @@ from tests.fakes.faked_jetson import (
     Ticks,
     open_sysfs,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, PowerMode, Profile, array_to_modes, read_profile, write_profile
-from wattfleet_io.clock import SystemClock, VirtualClock
+from wattfleet.common.clock import SystemClock, VirtualClock
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import Measurement, PowerMode, Profile, array_to_modes, read_profile, write_profile
 
 # --- Jetson sensors ---------------------------------------------------------------------------------------------------
 # Fan, power rails, thermal zones and throttle counters of a Jetson, and their failures.

@@ -27,7 +27,7 @@ from tests.fakes.faked_jetson import (
     open_nvpmodel,
     open_sysfs,
 )
-from wattfleet.modes import PowerMode
+from wattfleet.core.modes import PowerMode
 
 BOARDS = pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
 # How kernels show a CPU policy whose cores are all offline.

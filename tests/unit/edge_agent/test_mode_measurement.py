@@ -21,8 +21,8 @@ from edge_agent.profiling.mode_measurement import (
 )
 from edge_agent.profiling.profiler import ProductiveProfiler, Profiler
 from edge_agent.workloads.loading import StepTimes
-from wattfleet.modes import Profile, array_to_modes
-from wattfleet_io.clock import VirtualClock
+from wattfleet.common.clock import VirtualClock
+from wattfleet.core.modes import Profile, array_to_modes
 
 # --- Settling ---------------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from tests.fakes.faked_jetson import (
     FakedNvpmodel,
     open_nvpmodel,
 )
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode
 
 # --- The configuration of nvpmodel ------------------------------------------------------------------------------------
 

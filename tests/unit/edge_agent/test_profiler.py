@@ -36,9 +36,9 @@ from tests.fakes.agent_settings import only_workload
 from tests.fakes.boards import OTHER_SCRIPTED_MODE, SCRIPTED_MODE, ScriptedDevice
 from tests.fakes.faked_jetson import CAP_6, CPU, LOCK, ORIN_NANO, FakedJetson, open_sysfs
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
-from wattfleet.prediction import read_artefact
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode, array_to_modes, modes_to_array
+from wattfleet.core.prediction import read_artefact
 
 # --- Profiler ---------------------------------------------------------------------------------------------------------
 

@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from edge_agent.systemd.installation import SETTINGS_PATH, UNIT_PATH, ServiceSettings, installation
-from wattfleet.errors import InvalidInputError
-from wattfleet_identity.authority import CertificateAuthority
-from wattfleet_identity.certificates import new_key, read_certificate, read_key, request_certificate, to_pem
-from wattfleet_identity.identity_folder import Identity, write_identity
-from wattfleet_identity.peers import Peer, Role
-from wattfleet_io.clock import utc_now
-from wattfleet_io.systemd import InstalledCode
+from wattfleet.common.clock import utc_now
+from wattfleet.common.identity.authority import CertificateAuthority
+from wattfleet.common.identity.certificates import new_key, read_certificate, read_key, request_certificate, to_pem
+from wattfleet.common.identity.identity_folder import Identity, write_identity
+from wattfleet.common.identity.peers import Peer, Role
+from wattfleet.common.systemd import InstalledCode
+from wattfleet.core.errors import InvalidInputError
 
 # --- `run` ------------------------------------------------------------------------------------------------------------
 # `wattfleet agent run`: its settings, and the signals that stop it.
@@ -289,7 +289,7 @@ def test_settings_that_cannot_be_stored_are_refused(values, why):
 
 @pytest.fixture
 def install(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("wattfleet_io.systemd.running_code", lambda: CODE)
+    monkeypatch.setattr("wattfleet.common.systemd.running_code", lambda: CODE)
 
     def install(*words):
         command = ("install", "--coordinator", "site.example:7070", "--dry-run", "--allow-writable", "--root", tmp_path)

@@ -20,8 +20,9 @@ from edge_agent.devices.virtual.simulated import (
 )
 from edge_agent.devices.virtual.virtual_board import PowerTimeline
 from edge_agent.profiling.profiler import Profiler
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import (
+from wattfleet.common.clock import Clock, SystemClock, VirtualClock
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import (
     BOARDS,
     PowerMode,
     Task,
@@ -31,8 +32,7 @@ from wattfleet.modes import (
     modes_to_array,
     read_profile,
 )
-from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
-from wattfleet_io.clock import Clock, SystemClock, VirtualClock
+from wattfleet.core.prediction.roofline import power_mw, settings_of, step_time_ms
 
 # --- Simulated device -------------------------------------------------------------------------------------------------
 

@@ -21,10 +21,10 @@ from edge_agent.serving.serving_board import (
     served,
     simulated_duty,
 )
-from wattfleet.choosing import KnownModes
-from wattfleet.duties import ConstantArrivals, Demand, Duty, keep_duty, share_in_time
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, PowerMode, Profile, Task, Workload, WorkloadFacts
+from wattfleet.core.choosing import KnownModes
+from wattfleet.core.duties import ConstantArrivals, Demand, Duty, keep_duty, share_in_time
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import BOARDS, PowerMode, Profile, Task, Workload, WorkloadFacts
 
 # --- Simulated duty ---------------------------------------------------------------------------------------------------
 # The duty of a simulated board: its option, and the measurements made for it.

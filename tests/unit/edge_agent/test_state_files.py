@@ -31,9 +31,9 @@ from edge_agent.session.outbox import OutboxFile
 from edge_agent.session.status import WelcomeFile
 from edge_agent.training.mode_change import BACKUP_FILE, LOCK_FILE, KnobBackupError, backed_up
 from tests.fakes.agent_settings import agent_settings
-from wattfleet.choosing import ProfilingMethod
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, Profile
+from wattfleet.core.choosing import ProfilingMethod
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import PowerMode, Profile
 
 # --- Journal ----------------------------------------------------------------------------------------------------------
 

@@ -33,9 +33,9 @@ from tests.fakes.agent_settings import only_workload
 from tests.fakes.faked_jetson import NANO, ORIN_NANO, FakedJetson, open_sysfs
 from tests.fakes.prometheus import DocumentedMetric, documented_metrics_of_agents, promtool
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.duties import KeptDuty
-from wattfleet.modes import PowerMode, Workload, array_to_modes
-from wattfleet_io.clock import VirtualClock
+from wattfleet.common.clock import VirtualClock
+from wattfleet.core.duties import KeptDuty
+from wattfleet.core.modes import PowerMode, Workload, array_to_modes
 from wattfleet_proto.device_state import BoardSample, DeviceState
 
 # --- `status` ---------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from edge_agent.serving.turns import Kind, LiveTimes, Turns
-from wattfleet.duties import ConstantArrivals, Duty
-from wattfleet.modes import PowerMode
+from wattfleet.core.duties import ConstantArrivals, Duty
+from wattfleet.core.modes import PowerMode
 
 # --- Turns ------------------------------------------------------------------------------------------------------------
 # Turns of the device: requests come first, and minibatches only run if requests are still answered in time.

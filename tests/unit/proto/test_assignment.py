@@ -10,8 +10,8 @@ from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattfleet.errors import InvalidInputError
-from wattfleet.planning import EpochChoice, EpochOption
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.planning import EpochChoice, EpochOption
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, AssignedWork, RoundAssignment
 from wattfleet_proto.convert import (
     assignment_from_start,

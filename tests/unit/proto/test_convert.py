@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.fakes.fleets import columns_of, front, of_batches
-from wattfleet.choosing import MAX_FRONT_POINTS, Front
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import MAX_BATCH_OPTIONS, BatchOptions, PowerMode, Processor, Task, Workload, WorkloadFacts
-from wattfleet.planning import Assignment, Decision, RoundPlan
+from wattfleet.core.choosing import MAX_FRONT_POINTS, Front
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import MAX_BATCH_OPTIONS, BatchOptions, PowerMode, Processor, Task, Workload, WorkloadFacts
+from wattfleet.core.planning import Assignment, Decision, RoundPlan
 from wattfleet_proto.convert import (
     front_from_message,
     front_to_message,

@@ -32,8 +32,8 @@ from reference_models.proxy.proxy_runs import (
 )
 from reference_models.proxy.proxy_task import OptimizerName, ProxyTask, TorchLearner, load_task
 from tests.fakes.proxy_tasks import ScriptedLearner, blobs, shuffled_labels
-from wattfleet.choosing import BatchEfficiency
-from wattfleet.errors import InvalidInputError
+from wattfleet.core.choosing import BatchEfficiency
+from wattfleet.core.errors import InvalidInputError
 
 # --- Proxy task -------------------------------------------------------------------------------------------------------
 # Proxy tasks: their checks, learning rates by batch size, digests, and user-defined tasks.

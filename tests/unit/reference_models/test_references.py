@@ -13,12 +13,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import reference_models
-import wattfleet.prediction.row_audit as audit_module
+import wattfleet.core.prediction.row_audit as audit_module
 from reference_models.commands import app
 from tests.fakes.profiles import measured_profile, six_rows_with_two_wrong
-from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, board_named, write_profile
-from wattfleet.prediction import NoAuditError, restore_predictor
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import Profile, board_named, write_profile
+from wattfleet.core.prediction import NoAuditError, restore_predictor
 
 # --- Shipped ----------------------------------------------------------------------------------------------------------
 # The shipped reference predictors.

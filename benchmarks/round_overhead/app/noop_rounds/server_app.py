@@ -10,8 +10,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from wattfleet_flower.server.grids import WaitingGrid
-from wattfleet_io.clock import SystemClock
+from wattfleet.common.clock import SystemClock
+from wattfleet.flower.server.grids import WaitingGrid
 
 app = ServerApp()
 

@@ -9,8 +9,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from wattfleet_flower import power_mode_mod
-from wattfleet_serving import share_device
+from wattfleet.flower import power_mode_mod
+from wattfleet.serving import share_device
 
 app = ClientApp(mods=[power_mode_mod])
 

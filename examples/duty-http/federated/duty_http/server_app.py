@@ -7,7 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from duty_http.client_app import new_network
-from wattfleet_flower import PowerAware
+from wattfleet.flower import PowerAware
 
 app = ServerApp()
 

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from quickstart_pytorch.task import Net, load_data, load_test_data
 from quickstart_pytorch.task import test as test_net
 from quickstart_pytorch.task import train as train_net
-from wattfleet_flower import power_mode_mod
+from wattfleet.flower import power_mode_mod
 
 app = ClientApp(mods=[power_mode_mod])
 

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from quickstart_pytorch.task import Net, load_test_data, test
-from wattfleet_flower import PowerAware
+from wattfleet.flower import PowerAware
 
 app = ServerApp()
 

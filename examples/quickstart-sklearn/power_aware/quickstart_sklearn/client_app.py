@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from quickstart_sklearn.task import load_data, new_model, set_weights, weights_of
 from quickstart_sklearn.task import test as test_model
 from quickstart_sklearn.task import train as train_model
-from wattfleet_flower import power_mode_mod
+from wattfleet.flower import power_mode_mod
 
 app = ClientApp(mods=[power_mode_mod])
 

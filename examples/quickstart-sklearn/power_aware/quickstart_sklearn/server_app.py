@@ -7,7 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from quickstart_sklearn.task import new_model, set_weights, test, weights_of
-from wattfleet_flower import PowerAware
+from wattfleet.flower import PowerAware
 
 app = ServerApp()
 

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
 
-from wattfleet_flower import profiled, until_deadline
+from wattfleet.flower import profiled, until_deadline
 
 DIGITS = np.arange(10)
 PIXELS = 64

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from wattfleet_flower import PowerAware
+from wattfleet.flower import PowerAware
 
 app = ServerApp()
 

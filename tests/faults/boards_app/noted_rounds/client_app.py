@@ -10,7 +10,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from wattfleet_flower import power_mode_mod, until_deadline
+from wattfleet.flower import power_mode_mod, until_deadline
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
 
 _MINIBATCHES = 20

@@ -1,0 +1,146 @@
+"""`wattfleet simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wattfleet.simulation.settings import DEFAULT_FLEET
+
+app = typer.Typer(add_completion=False, help="Simulate a fleet and write a report.")
+
+
+@app.command()
+def simulate(
+    devices: Annotated[
+        str,
+        typer.Option(
+            help="Boards as kind:count; kinds are agx-orin, orin-nano, orin-nx, xavier-agx. May be empty."
+            f" Default: {DEFAULT_FLEET}.",
+            show_default=False,
+        ),
+    ] = DEFAULT_FLEET,
+    device_csv: Annotated[
+        list[Path] | None,
+        typer.Option(help="Add a device that replays this CSV file of measurements. Repeatable. Default: none."),
+    ] = None,
+    app_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--app",
+            help="Train this network with this minibatch size in a separate run. Networks are convolutional and"
+            " perceptron, for example perceptron:32, or perceptron:16/32/64 to let the plan choose the size for each"
+            " board. Boards train 2 local epochs in a round; perceptron:32:2/4/8 lets the plan choose the number. Apps"
+            " joined by + train at the same time. Repeatable. Default: convolutional:16, then perceptron:32.",
+            show_default=False,
+        ),
+    ] = None,
+    own_epochs: Annotated[
+        bool,
+        typer.Option(
+            "--own-epochs",
+            help="Let the plan choose a different number of local epochs for each board of a round. Default: no.",
+        ),
+    ] = False,
+    duty: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Make every board answer simulated requests while it trains: network:requests per second:latency"
+            " in ms, for example mobilenetv3:60:500, and :0.99 for another share than 95 % of them. Networks are"
+            " mobilenetv3 and resnet. Repeatable: duties are assigned to the boards in turn. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Run this many federated rounds of each app. Default: 3.", show_default=False)
+    ] = 3,
+    site_budget_w: Annotated[
+        float,
+        typer.Option(
+            help="Limit the whole fleet to this many watts, including idle devices. Default: 70, too few"
+            " for the default fleet's fast boards to train together at their highest clocks.",
+            show_default=False,
+        ),
+    ] = 70.0,
+    modes: Annotated[
+        int, typer.Option(help="Profile at most this many power modes on each device. Default: 50.", show_default=False)
+    ] = 50,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Client-selection policy: fastest-k, all, random, deadline, tiers, oort, fair, progress. Default:"
+            " progress.",
+            show_default=False,
+        ),
+    ] = "progress",
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            help="Devices to select per round. Default: half of the devices; with progress: as many as useful."
+        ),
+    ] = None,
+    deadline_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Limit a round's training to this many seconds, for the policy deadline, which needs it. Default:"
+            " none.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of boards, noise, data split, profiles and training. Default: 0.", min=0, show_default=False
+        ),
+    ] = 0,
+    reference: Annotated[
+        str,
+        typer.Option(
+            help="Reference predictor: the name of one that ships with Wattfleet, or a directory. Default:"
+            " agx_orin_resnet18.",
+            show_default=False,
+        ),
+    ] = "agx_orin_resnet18",
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            help="Serve Prometheus' /metrics on this port during the run; port 0 picks a free port. Default: 0.",
+            show_default=False,
+        ),
+    ] = 0,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Write report.json, report.html and the logs to this folder. Default: out/simulate.",
+            show_default=False,
+        ),
+    ] = Path("out/simulate"),
+    json_: Annotated[bool, typer.Option("--json", help="Print report.json instead of tables.")] = False,
+) -> None:
+    """Simulate a fleet and write a report.
+
+    Runs federated rounds on this machine under one power budget. Only the boards are simulated.
+    """
+    from wattfleet.simulation.settings import DEFAULT_APPS, apps_named
+    from wattfleet.simulation.simulate import run_simulation
+
+    run_simulation(
+        kinds=devices,
+        csv_files=device_csv or [],
+        apps=[apps_named(text) for text in app_] if app_ else DEFAULT_APPS,
+        rounds=rounds,
+        site_budget_w=site_budget_w,
+        profile_modes=modes,
+        policy=policy,
+        clients=clients,
+        deadline_s=deadline_s,
+        seed=seed,
+        reference=reference,
+        metrics_port=metrics_port,
+        own_epochs=own_epochs,
+        duties=duty or (),
+        out=out,
+        as_json=json_,
+    )
