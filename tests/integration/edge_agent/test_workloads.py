@@ -13,12 +13,12 @@ import types
 
 import psutil
 import pytest
-from tests.fakes.real_time_board import RealTimeBoard
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiled_workload import StoppedError, profiled_workload
 from edge_agent.workloads.loading import SHIPPED, StepTimes, open_workload
 from edge_agent.workloads.process import WorkloadFailedError, workload_steps
+from tests.fakes.boards import RealTimeBoard
 from wattfleet.core.errors import InvalidInputError
 
 # --- Workloads --------------------------------------------------------------------------------------------------------
