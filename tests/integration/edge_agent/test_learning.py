@@ -162,7 +162,7 @@ def test_a_service_that_may_not_give_way_fits_all_the_same(monkeypatch):
 
 def test_a_process_ends_with_an_agent_that_was_killed():
     program = (
-        "import threading, time; from tests.integration.edge_agent.test_fitting import elsewhere, the_process\n"
+        "import threading, time; from tests.integration.edge_agent.test_learning import elsewhere, the_process\n"
         "with elsewhere()() as fitting: print(the_process().pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as agent:
