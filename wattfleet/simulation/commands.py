@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from wattfleet.simulation.settings import DEFAULT_FLEET
+from wattfleet.simulation.devices import DEFAULT_FLEET
 
 app = typer.Typer(add_completion=False, help="Simulate a fleet and write a report.")
 

@@ -17,8 +17,9 @@ from wattfleet.common.identity.identity_folder import note_coordinator
 from wattfleet.common.identity.invites import Invite
 from wattfleet.common.identity.joining import Applicant, join_and_store
 from wattfleet.common.identity.peers import Role
+from wattfleet.simulation.devices import SimulatedDevice
 from wattfleet.simulation.flower import HOST, OFFLINE, Node, PartFailedError, Parts, program
-from wattfleet.simulation.settings import SimulatedDevice, SimulationSettings
+from wattfleet.simulation.settings import SimulationSettings
 from wattfleet_proto.v1 import identity_pb2
 
 # --- Identities -------------------------------------------------------------------------------------------------------

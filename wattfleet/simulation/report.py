@@ -26,9 +26,10 @@ from wattfleet.core.modes import ModeArray, Workload
 from wattfleet.core.prediction import Prediction, restore_predictor, warmup_s
 from wattfleet.simulation.baselines import BaselineTraining, TrueBoard, random_draw, true_boards
 from wattfleet.simulation.comparison import compared, not_compared, own_way
+from wattfleet.simulation.devices import SimulatedDevice
 from wattfleet.simulation.report_figures import is_predicted
 from wattfleet.simulation.run import Snapshot
-from wattfleet.simulation.settings import SimulatedApp, SimulatedDevice, SimulationSettings
+from wattfleet.simulation.settings import SimulatedApp, SimulationSettings
 from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.v1 import view_pb2
 

@@ -31,10 +31,11 @@ from wattfleet.core.duties import ConstantArrivals, Demand, Duty, keep_duty
 from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.core.modes import Profile, Task, Workload
 from wattfleet.simulation.baselines import BaselineTraining
+from wattfleet.simulation.devices import SimulatedDevice
 from wattfleet.simulation.digits_app.task import save_digits
 from wattfleet.simulation.fleet import FleetParts
 from wattfleet.simulation.flower import APP_DIRECTORY, FlowerDeployment, NoAnswerError, PartFailedError, Parts
-from wattfleet.simulation.settings import Apps, SimulatedApp, SimulatedDevice, SimulationSettings
+from wattfleet.simulation.settings import Apps, SimulatedApp, SimulationSettings
 from wattfleet_proto.convert import workload_from_message
 from wattfleet_proto.v1 import session_pb2, view_pb2
 

@@ -21,20 +21,14 @@ from wattfleet.common.stop_signals import handled_signals
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.simulation.baselines import BaselineTraining
 from wattfleet.simulation.comparison import verdict
+from wattfleet.simulation.devices import SimulatedDevice, device_specs
 from wattfleet.simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables, duty_table
 from wattfleet.simulation.fleet import state_directory
 from wattfleet.simulation.flower import HOST
 from wattfleet.simulation.report import build_report, write_json
 from wattfleet.simulation.report_html import write_html
 from wattfleet.simulation.run import Display, Simulation, duties_named, open_fleet, require_kept
-from wattfleet.simulation.settings import (
-    DEFAULT_APPS,
-    PATIENCE_S,
-    Apps,
-    SimulatedDevice,
-    SimulationSettings,
-    device_specs,
-)
+from wattfleet.simulation.settings import DEFAULT_APPS, PATIENCE_S, Apps, SimulationSettings
 
 REPORT_JSON = "report.json"
 REPORT_HTML = "report.html"

@@ -114,6 +114,16 @@ def test_a_missing_dependency_is_named_with_how_to_install_it(
     assert ended.stderr == f"Error: {arguments.split()[0]} needs {module}: pip install 'wattfleet[{extra}]'\n"
 
 
+def test_the_list_of_commands_loads_no_large_library(tmp_path: Path) -> None:
+    large = ("flwr", "pandas", "plotly", "scipy", "sklearn", "sqlalchemy", "torch")
+    code = (
+        "import atexit, sys; from wattfleet.common.cli import main;"
+        f"atexit.register(lambda: print('loaded:', *(set({large}) & set(sys.modules)), file=sys.stderr)); main()"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, cwd=tmp_path)
+    assert (shown.returncode, shown.stderr.split()) == (0, ["loaded:"])
+
+
 # --- Completion -------------------------------------------------------------------------------------------------------
 # The completions of each shell, as returned by the shell itself.
 

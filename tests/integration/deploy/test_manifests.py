@@ -26,7 +26,7 @@ from tests.fakes.served import CertifiedFleet, serving
 from wattfleet.common.cli import wattfleet
 from wattfleet.flower.supernode.command import DEFAULT_FOLDER
 from wattfleet.simulation import commands
-from wattfleet.simulation.settings import DEFAULT_FLEET, device_specs
+from wattfleet.simulation.devices import DEFAULT_FLEET, device_specs
 
 # --- Compose file -----------------------------------------------------------------------------------------------------
 # The compose file is consistent, exposes ports to this machine only, and is accepted by both compose versions.

@@ -18,6 +18,7 @@ from wattfleet.core.modes import BOARDS, Workload, modes_to_array
 from wattfleet.core.prediction.roofline import power_mw, settings_of, step_time_ms
 from wattfleet.simulation import board_fit
 from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS, BaselineTraining, Federation, Model, StoppedError
+from wattfleet.simulation.devices import SimulatedDevice
 from wattfleet.simulation.digits_app.client_app import train_locally
 from wattfleet.simulation.digits_app.task import (
     NETWORKS,
@@ -28,7 +29,7 @@ from wattfleet.simulation.digits_app.task import (
     train,
 )
 from wattfleet.simulation.flower_task import be_task
-from wattfleet.simulation.settings import SimulatedApp, SimulatedDevice, SimulationSettings
+from wattfleet.simulation.settings import SimulatedApp, SimulationSettings
 
 # --- Federation -------------------------------------------------------------------------------------------------------
 # The baselines' federated averaging is that of Flower with the digits app.

@@ -30,10 +30,10 @@ from tests.fakes.polling import until
 from wattfleet.common.identity.channels import Endpoint
 from wattfleet.core.prediction import read_artefact, restore_predictor
 from wattfleet.flower import PlanningError, PowerAware, power_mode_mod, profiled
+from wattfleet.simulation.devices import SimulatedDevice
 from wattfleet.simulation.digits_app.client_app import app as client_app
 from wattfleet.simulation.digits_app.task import DigitsNet, evaluate
 from wattfleet.simulation.report import duties_of
-from wattfleet.simulation.settings import SimulatedDevice
 from wattfleet_proto.convert import front_from_message, kept_duty_from_message, mode_from_message
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 

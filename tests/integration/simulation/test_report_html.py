@@ -24,10 +24,11 @@ from tests.fakes.simulated_report import FLEET, IDLE_W, mode_values, successful_
 from wattfleet.core.modes import PowerMode
 from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS
 from wattfleet.simulation.comparison import THIS_RUN, compared, not_compared, own_way, verdict
+from wattfleet.simulation.devices import SimulatedDevice, device_specs
 from wattfleet.simulation.report import duties_of
 from wattfleet.simulation.report_figures import duty_figures, figures
 from wattfleet.simulation.report_html import device_styles, repeat_command, write_html
-from wattfleet.simulation.settings import SimulatedApp, SimulatedDevice, SimulationSettings, device_specs
+from wattfleet.simulation.settings import SimulatedApp, SimulationSettings
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 

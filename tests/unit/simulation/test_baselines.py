@@ -24,8 +24,9 @@ from wattfleet.simulation.baselines import (
     random_draw,
     true_boards,
 )
+from wattfleet.simulation.devices import DEFAULT_FLEET, device_specs
 from wattfleet.simulation.digits_app.task import Minibatches, device_data
-from wattfleet.simulation.settings import DEFAULT_FLEET, SimulatedApp, device_specs
+from wattfleet.simulation.settings import SimulatedApp
 from wattfleet.simulation.virtual_time import site_watts, stretches
 
 # --- Baselines --------------------------------------------------------------------------------------------------------

@@ -19,12 +19,13 @@ from edge_agent.serving.device_turns import ServedSpan
 from tests.fakes.polling import until
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import MAX_BATCH_OPTIONS, PowerMode
+from wattfleet.simulation.devices import SimulatedDevice
 from wattfleet.simulation.fleet import FleetParts
 from wattfleet.simulation.flower import environment
 from wattfleet.simulation.report import duties_of
 from wattfleet.simulation.report_figures import device_styles, point_labels
 from wattfleet.simulation.run import Forecast, Stage, duties_named, left_text, require_kept
-from wattfleet.simulation.settings import DEFAULT_APPS, SimulatedApp, SimulatedDevice, SimulationSettings, apps_named
+from wattfleet.simulation.settings import DEFAULT_APPS, SimulatedApp, SimulationSettings, apps_named
 from wattfleet.simulation.simulate import terminable
 
 # --- Apps named -------------------------------------------------------------------------------------------------------
