@@ -20,7 +20,6 @@ from wattfleet.core.errors import InvalidInputError
 CHECKED_TABLES = (
     "device",
     "workload_front",
-    "front",  # in files of an earlier version
     "node",
     "run",
     "round",
@@ -97,7 +96,7 @@ def damaged(connection: sqlite3.Connection, rows: bool = True, tables: Collectio
         tables: the tables whose rows are checked.
 
     Returns:
-        The first difference, for a message; None if there is none, or the file is older than the checksums.
+        The first difference, for a message; None if there is none, or the file has no checksums.
     """
     (kept,) = connection.execute("PRAGMA user_version").fetchone()
     if kept == 0:

@@ -6,9 +6,8 @@ import errno
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,9 @@ _log = logging.getLogger(__name__)
 # --- Upgrade ----------------------------------------------------------------------------------------------------------
 # Creates a database's tables, or upgrades them to this version by running Alembic's migrations.
 
+WITHOUT_VERSION = "has tables but no version of them, so it is no store"
+_NO_STORE = f"it {WITHOUT_VERSION}: name a new file or an empty database, or restore a backup of the store"
+
 
 def migration_config() -> Config:
     """Alembic's configuration for the migrations."""
@@ -55,10 +57,10 @@ def _versions() -> ScriptDirectory:
 
 
 def version_of(connection: Connection) -> str | None:
-    """The version of a database's tables; None if it has no version.
+    """The version of a database's tables; None if it is empty.
 
     Raises:
-        InvalidInputError: the database was written by a newer version.
+        InvalidInputError: the database was written by a newer version, or its tables have no version.
     """
     script = _versions()
     try:
@@ -70,6 +72,8 @@ def version_of(connection: Connection) -> str | None:
             f"it was written by a newer version of Wattfleet (tables {current}; this version knows up to"
             f" {script.get_current_head()}): install the newer version"
         )
+    if current is None and inspect(connection).get_table_names():
+        raise InvalidInputError(_NO_STORE)
     return current
 
 
@@ -78,35 +82,34 @@ def newest_version() -> str | None:
     return _versions().get_current_head()
 
 
-def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head") -> None:
+def upgrade(connection: Connection, to: str = "head") -> None:
     """Upgrade the tables to a version within the connection's transaction.
 
-    Tables from before there were versions count as the first version. An empty database gets the newest tables at once.
+    An empty database gets the newest tables at once.
 
     Args:
         connection: in a transaction.
-        now: the date and time, with a UTC offset.
         to: a revision of `migrations/`.
 
     Raises:
-        InvalidInputError: the database was written by a newer version, or a row cannot be read.
+        InvalidInputError: the database was written by a newer version, its tables have no version, or a row cannot be
+            read.
     """
     current = version_of(connection)
     if current is not None and current == newest_version():
         return
-    if current is None and to == "head" and not inspect(connection).get_table_names():
+    if current is None and to == "head":
         _create_newest(connection)
         return
     config = migration_config()
     _log.info("upgrading the store's tables from version %s to %s", current or "none", to)
     config.attributes["connection"] = connection
-    config.attributes["now"] = now
     try:
         command.upgrade(config, to)
     except UNREADABLE as error:
         why = next(iter(str(error).splitlines()), "")[:200]
         raise InvalidInputError(
-            f"its tables of version {current or 'none'} cannot be upgraded, because a row cannot be read"
+            f"its tables of version {current} cannot be upgraded, because a row cannot be read"
             f" ({type(error).__name__}: {why}): restore a backup"
         ) from None
 
@@ -217,12 +220,22 @@ def _prepare_sqlite(lock_timeout_ms: int, connection: Any, _record: object) -> N
     try:
         with closing(connection.cursor()) as cursor:
             cursor.execute(f"PRAGMA busy_timeout={lock_timeout_ms}")
+            if has_no_version(connection):  # before the file is changed
+                raise InvalidInputError(_NO_STORE)
             cursor.execute("PRAGMA journal_mode=WAL")
             cursor.execute("PRAGMA synchronous=FULL")  # acknowledged records survive a power cut
         checksums.prepare(connection)
-    except sqlite3.Error:
+    except BaseException:
         connection.close()  # the connection is not in the pool yet
         raise
+
+
+def has_no_version(connection: sqlite3.Connection) -> bool:
+    """Whether an SQLite file has tables, but no version of them."""
+    names = {name for (name,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}
+    if "alembic_version" in names:
+        return connection.execute("SELECT version_num FROM main.alembic_version").fetchone() is None
+    return bool(names)
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import sqlite3
-import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -47,8 +46,10 @@ from coordinator.store import checksums, tables
 from coordinator.store.checksums import damaged_store, driver_connection, readable, require_undamaged
 from coordinator.store.database import (
     READS,
+    WITHOUT_VERSION,
     database_url,
     display_name,
+    has_no_version,
     newest_version,
     open_engine,
     typed_errors,
@@ -266,13 +267,12 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
         is_clock_doubtful: the date is implausible.
     """
     fronts: dict[str, list[WorkloadFront]] = {}
-    # A front without a time was reported to an earlier version. SQLite sorts it first by default, PostgreSQL last.
-    by_time = DeviceFront.reported_at.asc().nulls_first()
-    for row in connection.execute(select(DeviceFront.__table__).order_by(by_time, DeviceFront.workload)):
+    by_time = select(DeviceFront.__table__).order_by(DeviceFront.reported_at, DeviceFront.workload)
+    for row in connection.execute(by_time):
         if (known := _front(row)) is not None:
             fronts.setdefault(row.device_id, []).append(known)
     devices = connection.execute(select(Device.__table__)).all()
-    nodes = connection.execute(select(Node.__table__).order_by(Node.bound_at.asc().nulls_first())).all()
+    nodes = connection.execute(select(Node.__table__).order_by(Node.bound_at)).all()
     return StoredState(
         devices=[tables.device_record(row, fronts.get(row.device_id, ())) for row in devices],
         nodes={int(row.node_id): row.device_id for row in nodes},
@@ -305,7 +305,7 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
 
 
 def _front(row: Row[Any]) -> WorkloadFront | None:
-    """Convert a stored front; None if an earlier version has stored an implausible one."""
+    """Convert a stored front; None if it is implausible."""
     try:
         return tables.workload_front(row)
     except ImplausibleError as error:
@@ -320,7 +320,7 @@ SIDECARS = ("-wal", "-shm")
 """The ends of the names of the files that SQLite keeps beside a database."""
 
 
-def has_tables(connection: sqlite3.Connection) -> bool:
+def _has_tables(connection: sqlite3.Connection) -> bool:
     """Whether a file has any table."""
     (count,) = connection.execute("SELECT count(*) FROM main.sqlite_master").fetchone()
     return bool(count)
@@ -334,10 +334,10 @@ def check_file(path: Path, name: Path | None = None) -> dict[str, int]:
         name: the file's name for messages; None for its path.
 
     Returns:
-        The number of rows by table, without tables from before checksums were introduced.
+        The number of rows by table.
 
     Raises:
-        InvalidInputError: the file has no tables.
+        InvalidInputError: the file has no tables, or they have no version.
         DamagedStoreError: the file does not contain what was written to it.
     """
     with _reading(path) as connection:
@@ -345,8 +345,10 @@ def check_file(path: Path, name: Path | None = None) -> dict[str, int]:
         # One transaction, so that the check does not see rows that a coordinator writes meanwhile.
         connection.execute("BEGIN")
         try:
+            if has_no_version(connection):
+                raise InvalidInputError(f"{name or path} {WITHOUT_VERSION}: name the file of a store")
             require_undamaged(connection, str(name or path))
-            if not has_tables(connection):
+            if not _has_tables(connection):
                 raise InvalidInputError(f"{name or path} has no tables: name the file of a store")
             return checksums.row_counts(connection)
         except sqlite3.Error as error:
@@ -420,7 +422,7 @@ def _sync(path: Path) -> None:
 # --- Store ------------------------------------------------------------------------------------------------------------
 
 _FILE_MODE = 0o640
-"""The permissions of a new SQLite file; SQLite gives the files beside it the same."""
+"""The permissions of a new SQLite file, which contains the audit log; SQLite gives the files beside it the same."""
 
 
 class Store:
@@ -470,10 +472,9 @@ class Store:
                 undone.callback(self._lock.release)
                 with self._engine.begin() as connection:
                     if url.drivername == "sqlite":
-                        _open_file(connection, Path(self.name), now, settings.check_rows)
-                        _close_to_others(Path(self.name))
+                        _open_file(connection, Path(self.name), settings.check_rows)
                     else:
-                        upgrade(connection, now)
+                        upgrade(connection)
                     self._term = begin_term(connection)
                     if self._clocks is not None:
                         self._clocks.open(connection)
@@ -723,24 +724,24 @@ class Store:
                 yield connection
 
 
-def _open_file(connection: Connection, path: Path, now: Callable[[], datetime], check_rows: bool) -> None:
+def _open_file(connection: Connection, path: Path, check_rows: bool) -> None:
     """Check an SQLite file, and upgrade its tables after copying the file.
 
     Raises:
         DamagedStoreError: the file does not contain what was written to it.
-        InvalidInputError: the file was written by a newer version.
+        InvalidInputError: the file was written by a newer version, or is not a store.
     """
     file = driver_connection(connection)
     require_undamaged(file, str(path), check_rows)
     version = version_of(connection)
     if version == newest_version() and checksums.is_sealed(file):
         return
-    if has_tables(file):
-        backup = path.with_name(f"{path.name}.tables-{version or 'none'}.backup")
+    if version is not None:
+        backup = path.with_name(f"{path.name}.tables-{version}.backup")
         copy_file(path, backup)
         _log.info("%s was copied to %s before its tables are upgraded", path, backup)
     checksums.forget(file)
-    upgrade(connection, now)
+    upgrade(connection)
     checksums.prepare(file)
     checksums.seal(file)
 
@@ -753,11 +754,3 @@ def _lock(url: URL, engine: Engine) -> OwnerLock:
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _FILE_MODE))
     return FileLock(path)
-
-
-def _close_to_others(path: Path) -> None:
-    """Let no other users read a store that an earlier version has created, since it contains the audit log."""
-    for each in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
-        with suppress(OSError):  # absent, or the file of a user in whose group this one is
-            if (mode := stat.S_IMODE(each.stat().st_mode)) & stat.S_IRWXO:
-                each.chmod(mode & ~stat.S_IRWXO)

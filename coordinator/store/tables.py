@@ -123,7 +123,7 @@ class Base(DeclarativeBase):
 
 
 class Device(Base):
-    """A device in its newest state; a time is None if the event was before times were stored."""
+    """A device in its newest state."""
 
     __tablename__ = "device"
     device_id: Mapped[str] = mapped_column(primary_key=True)
@@ -134,8 +134,8 @@ class Device(Base):
     profiled_modes: Mapped[int]
     detail: Mapped[str]
     idle_w: Mapped[float | None]
-    first_seen_at: Mapped[datetime | None]
-    last_seen_at: Mapped[datetime | None]
+    first_seen_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]
     checksum: Mapped[int | None]
 
 
@@ -151,7 +151,7 @@ class DeviceFront(Base):
     minibatches_per_epoch: Mapped[int | None]
     profiled_modes: Mapped[int]
     reference_digest: Mapped[str]
-    reported_at: Mapped[datetime | None]
+    reported_at: Mapped[datetime]
     checksum: Mapped[int | None]
 
 
@@ -163,7 +163,7 @@ class Node(Base):
     node_id: Mapped[str] = mapped_column(primary_key=True)
     device_id: Mapped[str]
     pairing_problem: Mapped[str | None]
-    bound_at: Mapped[datetime | None]
+    bound_at: Mapped[datetime]
     checksum: Mapped[int | None]
 
 
@@ -181,11 +181,11 @@ class Run(Base):
     owner: Mapped[str]
     workload: Mapped[str]
     facts: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    started_at: Mapped[datetime | None]
-    finished_at: Mapped[datetime | None] = mapped_column(index=True)
-    checksum: Mapped[int | None]
     name: Mapped[str]
     labels: Mapped[dict[str, str]] = mapped_column(JsonText)
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None] = mapped_column(index=True)
+    checksum: Mapped[int | None]
 
 
 class Round(Base):
@@ -203,7 +203,7 @@ class Round(Base):
     results: Mapped[list[dict[str, Any]]] = mapped_column(JsonText)
     metrics: Mapped[dict[str, float]] = mapped_column(JsonText)
     wall_s: Mapped[float | None]
-    planned_at: Mapped[datetime | None]
+    planned_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
     checksum: Mapped[int | None]
 
@@ -216,8 +216,8 @@ class Observation(Base):
     device_id: Mapped[str] = mapped_column(primary_key=True)
     epoch_s: Mapped[float]
     power_w: Mapped[float]
-    checksum: Mapped[int | None]
     beside_duty: Mapped[bool]
+    checksum: Mapped[int | None]
 
 
 class UnplannedRoundRow(Base):
@@ -281,9 +281,9 @@ class GivenUpTrainingRow(Base):
     __tablename__ = "given_up_training"
     device_id: Mapped[str] = mapped_column(primary_key=True)
     plan_id: Mapped[str]
-    checksum: Mapped[int | None]
     # Only of a grant to measure, which belongs to no round.
     limit_w: Mapped[float | None]
+    checksum: Mapped[int | None]
 
 
 class GrantLifetimeRow(Base):
@@ -460,8 +460,8 @@ class Times:
     """The first and last time of something: started and finished, or first and last seen.
 
     Attributes:
-        first: the first time; None if it was before times were stored.
-        last: the last time; None if it has not happened yet, or was before times were stored.
+        first: the first time; None if it is not stored yet.
+        last: the last time; None if it has not happened or is not stored yet.
     """
 
     first: datetime | None = None
@@ -533,7 +533,7 @@ def workload_front(row: Row[Any]) -> WorkloadFront:
     """Build a device's front for a workload from its columns.
 
     Raises:
-        ImplausibleError: an earlier version has stored an implausible front.
+        ImplausibleError: the stored front is implausible.
     """
     return WorkloadFront(
         front_from_bytes(row.points, _BATCHES in row.facts),

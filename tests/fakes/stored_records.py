@@ -1,17 +1,19 @@
-"""Records for tests of stores, a store with one of every kind, and a store that only records its transactions."""
+"""Records for tests of stores, full stores, a made-up next version, and a store that only records its transactions."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
 import threading
-from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from alembic.config import Config
 from hypothesis import strategies as st
 from sqlalchemy import URL
 
@@ -35,6 +37,7 @@ from coordinator.state.records import (
     UnplannedRound,
 )
 from coordinator.state.workload_fronts import WorkloadFront
+from coordinator.store import database
 from coordinator.store.store import Store, StoredState
 from coordinator.store.tables import OF_DEVICES, OF_RUNS, Times, TimesOf, of_rounds
 from tests.fakes.fleets import columns_of, front, fronts, of_batches
@@ -223,6 +226,56 @@ def everything_in(location: Path | URL, now: Callable[[], datetime] = lambda: NO
     """Everything that a store returns when it is opened."""
     with closing(Store(location, now)) as store:
         return served_by(store)
+
+
+# --- Next version -----------------------------------------------------------------------------------------------------
+# A made-up next version of the tables, so that upgrades can be tested.
+
+NEXT_VERSION = "made_up"
+
+_MIGRATION = """
+import json
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "{revision}"
+down_revision = "{down_revision}"
+
+
+def upgrade():
+    op.add_column("run", sa.Column("metric_count", sa.Integer()))
+    runs = op.get_bind().execute(sa.text("SELECT run_id, initial_metrics FROM run")).all()
+    for run in runs:
+        op.get_bind().execute(
+            sa.text("UPDATE run SET metric_count = :count WHERE run_id = :run_id"),
+            {{"count": len(json.loads(run.initial_metrics)), "run_id": run.run_id}},
+        )
+"""
+
+
+@contextmanager
+def next_version(folder: Path) -> Iterator[None]:
+    """Make a version that adds a column to runs, and fills it from their metrics, the newest one for a while.
+
+    Args:
+        folder: a new folder for the migrations.
+    """
+    script_location = database.migration_config().get_main_option("script_location")
+    assert script_location is not None
+    shutil.copytree(script_location, folder)
+    migration = _MIGRATION.format(revision=NEXT_VERSION, down_revision=database.newest_version())
+    (folder / "versions" / f"{NEXT_VERSION}.py").write_text(migration)
+    config = Config()
+    config.set_main_option("script_location", str(folder))
+    known = database._versions  # noqa: SLF001 - their files are read only once
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(database, "migration_config", lambda: config)
+            known.cache_clear()
+            yield
+    finally:
+        known.cache_clear()
 
 
 # --- Recording store --------------------------------------------------------------------------------------------------

@@ -33,10 +33,20 @@ from coordinator.state.records import (
     SupplyOverride,
 )
 from coordinator.store import checksums
+from coordinator.store.database import newest_version
 from coordinator.store.restoring import ENDED, Restoration, carry_over
 from coordinator.store.store import Store
 from tests.fakes.served import CertifiedFleet, calling, certified, command, invited, joined, serving
-from tests.fakes.stored_records import BLANK, everything_in, fill, finished_round, planned_round, served_by
+from tests.fakes.stored_records import (
+    BLANK,
+    NEXT_VERSION,
+    everything_in,
+    fill,
+    finished_round,
+    next_version,
+    planned_round,
+    served_by,
+)
 from wattfleet.common import cli
 from wattfleet.common.clock import utc_now
 from wattfleet.common.identity.joining import Applicant, join
@@ -231,6 +241,13 @@ def test_what_is_no_good_backup_is_not_restored(path: Path, tmp_path: Path) -> N
     assert f"{bad} cannot be used" in refused("restore", bad, "--store", path)
     sqlite3.connect(bad.with_name("empty.db")).close()
     assert "has no tables" in refused("restore", bad.with_name("empty.db"), "--store", path)
+    other = bad.with_name("other.db")
+    with closing(sqlite3.connect(other)) as connection, connection:
+        connection.execute("CREATE TABLE device (something)")
+        connection.execute("PRAGMA user_version=7")
+    said = f"{other} has tables but no version of them, so it is no store: name the file of a store"
+    for words in (("restore", other, "--store", path), ("check", "--store", other)):
+        assert refused(*words).endswith(said)
     bad.unlink()
     store("backup", bad, "--store", path)
     damage(bad)
@@ -252,15 +269,30 @@ def test_the_store_is_that_of_the_settings(path: Path, monkeypatch: pytest.Monke
     assert f"{path} is undamaged" in store("check")
 
 
-def test_an_upgrade_copies_the_file_first(tmp_path: Path) -> None:
-    before_versions = Path(__file__).parent / "data" / "store_before_versions.sql"
-    path = tmp_path / "coordinator.db"
+def test_an_upgrade_copies_the_file_first(path: Path, tmp_path: Path) -> None:
+    right = everything_in(path)
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(before_versions.read_text())
         before = list(connection.iterdump())
-    Store(path).close()
-    with closing(sqlite3.connect(tmp_path / "coordinator.db.tables-none.backup")) as connection:
+    version = newest_version()
+    with next_version(tmp_path / "migrations"):
+        Store(path).close()
+    copy = tmp_path / f"coordinator.db.tables-{version}.backup"
+    assert copy.stat().st_mode == path.stat().st_mode
+    with closing(sqlite3.connect(copy)) as connection:
         assert list(connection.iterdump()) == before
+    assert everything_in(copy) == right
+
+
+def test_a_backup_of_an_earlier_version_is_restored_and_upgraded(path: Path, tmp_path: Path) -> None:
+    right = everything_in(path)
+    store("backup", tmp_path / "copy.db", "--store", path)
+    with next_version(tmp_path / "migrations"):
+        assert "device: 12 rows" in store("check", "--store", tmp_path / "copy.db")
+        for _ in range(2):  # in place of a store of the earlier version, and of one of this version
+            store("restore", tmp_path / "copy.db", "--store", path)
+            with closing(sqlite3.connect(path)) as connection:
+                assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(NEXT_VERSION,)]
+        assert everything_in(path) == right
 
 
 def test_a_full_backup_disk_is_told_and_leaves_nothing(path: Path, small_disk: Path) -> None:

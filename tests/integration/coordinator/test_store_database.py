@@ -1,9 +1,8 @@
-"""The store's database: its files, damaged ones, and those of earlier and later versions."""
+"""The store's database: its files, damaged ones, and those of earlier and later versions and of other programs."""
 
 from __future__ import annotations
 
 import logging
-import math
 import random
 import shutil
 import sqlite3
@@ -11,7 +10,6 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from datetime import datetime, timedelta, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,29 +17,25 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Engine, create_engine, event, inspect, text
 
 from coordinator.errors import DamagedStoreError, StoreInUseError, StoreUnavailableError
-from coordinator.state.records import DeviceResult, NodeRecord, ObservedTraining, RunRecord
+from coordinator.state.records import NodeRecord
 from coordinator.store import checksums
 from coordinator.store.checksums import driver_connection
-from coordinator.store.database import database_url, display_name, migration_config, open_engine, upgrade
-from coordinator.store.store import Store, StoredState
+from coordinator.store.database import database_url, display_name, newest_version, open_engine, upgrade
+from coordinator.store.store import Store
 from coordinator.store.tables import Base
-from tests.fakes.fleets import columns_of
-from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
 from tests.fakes.stored_records import (
     BLANK,
+    NEXT_VERSION,
     NOW,
     assert_devices,
     everything_in,
     fill,
-    old_runs_deleted,
-    only_front,
+    next_version,
     served_by,
 )
-from wattfleet.core.choosing import Front
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 
 # --- Store database ---------------------------------------------------------------------------------------------------
@@ -125,7 +119,7 @@ def test_a_database_may_have_things_of_others_in_another_schema(postgresql_datab
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE device (something text)"))
         connection.execute(text("CREATE SCHEMA fleet"))
-    with pytest.raises((InvalidInputError, StoreUnavailableError), match="cannot be used as the coordinator's store"):
+    with pytest.raises(InvalidInputError, match="the coordinator's store: it has tables but no version"):
         Store(postgresql_database)
     store = Store(postgresql_database.update_query_dict({"options": "-c search_path=fleet"}))
     store.save(BLANK)
@@ -146,7 +140,7 @@ def test_a_new_store_makes_its_directory(tmp_path: Path) -> None:
     assert path.is_file()
 
 
-def test_other_users_may_read_neither_a_new_store_nor_one_of_an_earlier_version(tmp_path: Path) -> None:
+def test_other_users_may_not_read_a_store(tmp_path: Path) -> None:
     def modes() -> dict[str, int]:
         return {each.name: stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.iterdir())}
 
@@ -156,8 +150,6 @@ def test_other_users_may_read_neither_a_new_store_nor_one_of_an_earlier_version(
     store.save(BLANK)
     assert modes() == {**private, "fleet.db-wal": 0o640, "fleet.db-shm": 0o640}
     store.close()
-    (folder / "fleet.db").chmod(0o644)
-    Store(folder / "fleet.db").close()
     assert modes() == private
 
 
@@ -320,17 +312,7 @@ def test_a_table_definition_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
 
 
 # --- Store migrations -------------------------------------------------------------------------------------------------
-# Databases of earlier and later versions: upgraded without loss, or refused and left unchanged.
-
-BEFORE_VERSIONS = Path(__file__).with_name("data") / "store_before_versions.sql"
-"""Written by the last release before schema versions: two devices that were part of two rounds, and one that is new."""
-
-UPGRADED_AT = datetime(2026, 5, 1, tzinfo=timezone.utc)
-VERSIONS = [each.revision for each in ScriptDirectory.from_config(migration_config()).walk_revisions()]
-
-
-def now() -> datetime:
-    return UPGRADED_AT
+# Databases of earlier and later versions, and of other programs: upgraded without loss, or refused and left unchanged.
 
 
 @contextmanager
@@ -340,96 +322,11 @@ def engine_of(location: Path | URL) -> Iterator[Engine]:
     engine.dispose()
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    path = tmp_path / "coordinator.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(BEFORE_VERSIONS.read_text())
-    return path
-
-
-def columns(front: Front | None) -> dict[str, list[float]]:
-    assert front is not None
-    return {name: values.tolist() for name, values in columns_of(front).items()}
-
-
-def assert_all_is_there(kept: StoredState) -> None:
-    """Check everything that `BEFORE_VERSIONS` contains."""
-    devices = {record.device_id: record for record in kept.devices}
-    assert set(devices) == {"orin", "nano", "new"}
-    assert columns(only_front(devices["orin"])) == columns(ORIN_FRONT)
-    assert columns(only_front(devices["nano"])) == columns(NANO_FRONT)
-    assert (only_front(devices["new"]), devices["new"].idle_w, devices["new"].mode_count) == (None, None, 5_824)
-    assert (devices["orin"].idle_w, devices["orin"].detail) == (5.0, "parked")
-    assert kept.nodes == {ORIN_NODE: "orin", NANO_NODE: "nano"}
-    assert kept.runs == [
-        RunRecord(RUN, "FedAvg", 3, {"accuracy": 0.1}),
-        RunRecord("4710", "FedAdam", 7, {}, "ValueError: no", True),
-    ]
-    first, second = kept.rounds
-    assert (first.plan_id, first.epochs, first.wall_s) == (f"{RUN}/1", 1.5, 41.5)
-    assert first.nodes == second.nodes == {"orin": ORIN_NODE, "nano": NANO_NODE}
-    assert first.results == (
-        DeviceResult("orin", num_examples=96.0, loss=0.125),
-        DeviceResult("nano", "the node is gone", share=0.0),
-    )
-    assert first.observations == {
-        "orin": ObservedTraining("orin", 21.0, 31.0),
-        "nano": ObservedTraining("nano", 34.0, 14.5),
-    }
-    assert first.metrics["accuracy"] == 0.5 and math.isnan(first.metrics["loss"])
-    assert [part.device_id for part in second.plan.assignments] == ["nano", "orin"]
-    assert (second.plan.planned_w, second.observations, second.results, second.wall_s) == (45.0, {}, (), None)
-
-
-def test_a_file_from_before_there_were_versions_loses_nothing(old: Path) -> None:
-    store = Store(old, now)
-    assert_all_is_there(store.load())
-    store.close()
-    again = Store(old, now)
-    assert_all_is_there(again.load())
-    again.close()
-
-
-def test_what_ended_at_an_unknown_time_is_kept_as_long_as_what_ends_now(old: Path) -> None:
-    store = Store(old, now)
-    store.close()
-    later = Store(old, lambda: UPGRADED_AT + timedelta(days=10))
-    assert old_runs_deleted(later, timedelta(days=11)) == []
-    assert old_runs_deleted(later, timedelta(days=9)) == ["4710"]
-    later.close()
-
-
-def test_a_file_from_before_results_were_kept_still_tells_who_failed(old: Path) -> None:
-    with closing(sqlite3.connect(old)) as connection:
-        connection.execute("DROP TABLE round_results")
-        connection.execute("""UPDATE round SET failed = '["nano"]' WHERE number = 1""")
-        connection.commit()
-    store = Store(old)
-    kept = store.load().rounds[0]
-    assert (kept.failed, kept.results) == (("nano",), (DeviceResult("nano", "no usable reply", share=0.0),))
-    store.close()
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_file_of_every_version_is_brought_to_the_newest(old: Path, version: str) -> None:
-    with engine_of(old) as engine, engine.begin() as connection:
-        upgrade(connection, now, version)
-    store = Store(old, now)
-    assert_all_is_there(store.load())
-    store.close()
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_tables_are_those_that_the_code_expects_whatever_they_come_from(location: Path | URL, version: str) -> None:
-    with engine_of(location) as engine:
-        with engine.begin() as connection:
-            upgrade(connection, now, version)
-        with engine.begin() as connection:
-            upgrade(connection, now)
-        with engine.connect() as connection:
-            context = MigrationContext.configure(connection, opts={"compare_type": True})
-            assert compare_metadata(context, Base.metadata) == []
+def differences(engine: Engine) -> list[Any]:
+    """How the tables of a database differ from those that the code expects."""
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(context, Base.metadata))
 
 
 def tables_of(engine: Engine) -> dict[str, Any]:
@@ -450,57 +347,131 @@ def tables_of(engine: Engine) -> dict[str, Any]:
     return found
 
 
+def content_of(location: Path | URL) -> dict[str, Any]:
+    with engine_of(location) as engine:
+        return tables_of(engine)
+
+
 def test_an_empty_database_gets_at_once_what_all_migrations_make_of_it(location: Path | URL) -> None:
+    newest = newest_version()
+    assert newest is not None
     with engine_of(location) as engine:
         with engine.begin() as connection:
-            upgrade(connection, now)
+            upgrade(connection)
         at_once = tables_of(engine)
         with engine.begin() as connection:
             for table in at_once:
                 connection.execute(text(f"DROP TABLE {table}"))
         with engine.begin() as connection:
-            upgrade(connection, now, VERSIONS[0])
+            upgrade(connection, newest)
         assert at_once == tables_of(engine)
+        assert differences(engine) == []
 
 
-def test_the_tables_of_an_old_file_are_those_that_the_code_expects(old: Path) -> None:
-    Store(old).close()
-    with engine_of(old) as engine, engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, Base.metadata) == []
+def test_an_upgrade_loses_nothing_and_writes_what_is_new(location: Path | URL, tmp_path: Path) -> None:
+    fill(location)
+    before = everything_in(location)
+    with next_version(tmp_path / "migrations"):
+        assert everything_in(location) == before
+        assert everything_in(location) == before, "it is upgraded already"
+        with engine_of(location) as engine, engine.connect() as connection:
+            runs = connection.execute(text("SELECT run_id, metric_count FROM run")).all()
+            version = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
+            expected = {(each.run_id, len(each.initial_metrics)) for each in before["runs"]}
+            assert (set(map(tuple, runs)), version) == (expected, NEXT_VERSION)
+            if isinstance(location, Path):
+                assert checksums.is_sealed(driver_connection(connection))
+                assert checksums.damaged(driver_connection(connection)) is None
 
 
-def test_a_database_of_a_newer_version_is_refused(location: Path | URL) -> None:
-    Store(location).close()
-    with engine_of(location) as engine, engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
-        if engine.dialect.name == "sqlite":  # as the newer version does
-            checksums.seal(driver_connection(connection))
-    with pytest.raises(InvalidInputError, match=r"written by a newer version of Wattfleet \(tables 0999"):
+def test_a_database_of_a_newer_version_is_refused(location: Path | URL, tmp_path: Path) -> None:
+    fill(location)
+    before = everything_in(location)
+    with next_version(tmp_path / "migrations"):
+        Store(location).close()
+    newer = content_of(location)
+    known = newest_version()
+    refusal = rf"written by a newer version of Wattfleet \(tables made_up; this version knows up to {known}"
+    with pytest.raises(InvalidInputError, match=refusal):
         Store(location)
-    with engine_of(location) as engine, engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": VERSIONS[0]})
-        if engine.dialect.name == "sqlite":
-            checksums.seal(driver_connection(connection))
-    Store(location).close()  # and it has released the database
+    assert content_of(location) == newer
+    if isinstance(location, Path):  # the copy from before the upgrade
+        location.with_name(f"{location.name}.tables-{known}.backup").replace(location)
+        assert everything_in(location) == before
+    else:
+        with next_version(tmp_path / "again"):
+            Store(location).close()  # and it has released the database
 
 
-def test_an_upgrade_that_fails_half_way_leaves_the_file_as_it_was(old: Path) -> None:
-    with closing(sqlite3.connect(old)) as connection:
-        before = list(connection.iterdump())
+def test_an_upgrade_that_fails_half_way_leaves_the_database_as_it_was(location: Path | URL, tmp_path: Path) -> None:
+    fill(location)
+    before = everything_in(location)
+    content = content_of(location)
 
     def refuse(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        if statement.strip().startswith("DROP TABLE round_results"):
+        if statement.startswith("UPDATE run SET metric_count"):
             raise OSError("the power is cut")
 
-    event.listen(Engine, "before_cursor_execute", refuse)
-    try:
-        with pytest.raises(InvalidInputError, match="the power is cut"):
-            Store(old)
-    finally:
-        event.remove(Engine, "before_cursor_execute", refuse)
-    with closing(sqlite3.connect(old)) as connection:
-        assert list(connection.iterdump()) == before
-    store = Store(old, now)
-    assert_all_is_there(store.load())
-    store.close()
+    with next_version(tmp_path / "migrations"):
+        event.listen(Engine, "before_cursor_execute", refuse)
+        try:
+            with pytest.raises(InvalidInputError, match="the power is cut"):
+                Store(location)
+        finally:
+            event.remove(Engine, "before_cursor_execute", refuse)
+    assert content_of(location) == content
+    assert everything_in(location) == before
+    with next_version(tmp_path / "again"):
+        assert everything_in(location) == before
+
+
+def test_an_upgrade_that_cannot_read_a_row_is_refused(location: Path | URL, tmp_path: Path) -> None:
+    fill(location)
+    with engine_of(location) as engine, engine.begin() as connection:
+        connection.execute(text("UPDATE run SET initial_metrics = 'no JSON'"))
+    content = content_of(location)
+    with next_version(tmp_path / "migrations"), pytest.raises(InvalidInputError) as refusal:
+        Store(location)
+    said = f"version {newest_version()} cannot be upgraded, because a row cannot be read (JSONDecodeError: "
+    assert said in str(refusal.value) and str(refusal.value).endswith(": restore a backup")
+    assert content_of(location) == content
+
+
+TABLES = {
+    "of another program": ["CREATE TABLE device (something text)", "INSERT INTO device VALUES ('of others')"],
+    "with an empty version": ["CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)"],
+}
+
+
+@pytest.mark.parametrize("statements", TABLES.values(), ids=TABLES)
+def test_tables_without_a_version_are_refused_and_left_alone(location: Path | URL, statements: list[str]) -> None:
+    # Not the store's own engine, which would refuse them, too.
+    engine = create_engine(location if isinstance(location, URL) else database_url(location))
+
+    def content() -> object:
+        return location.read_bytes() if isinstance(location, Path) else tables_of(engine)
+
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+    before = content()
+    for _ in range(2):  # and the database is released
+        with pytest.raises(InvalidInputError) as refusal:
+            Store(location)
+        assert str(refusal.value).endswith(
+            " cannot be used as the coordinator's store: it has tables but no version of them, so it is no store:"
+            " name a new file or an empty database, or restore a backup of the store"
+        )
+    assert content() == before
+    engine.dispose()
+
+
+def test_a_file_that_was_restored_from_a_dump_gets_its_checksums(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.db"
+    fill(tmp_path / "dumped.db")
+    with closing(sqlite3.connect(tmp_path / "dumped.db")) as dumped, closing(sqlite3.connect(path)) as restored:
+        restored.executescript("\n".join(dumped.iterdump()))
+        assert not checksums.is_sealed(restored)
+    assert everything_in(path) == everything_in(tmp_path / "dumped.db")
+    with closing(sqlite3.connect(path)) as restored:
+        assert checksums.is_sealed(restored)
