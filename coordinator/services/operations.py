@@ -453,7 +453,7 @@ def _days(seconds: float) -> str:
 
 def _overrides(overrides: Sequence[DeviceOverrides]) -> list[operator_pb2.DeviceOverrides]:
     return [
-        operator_pb2.DeviceOverrides(device_id=each.device_id, tags=each.listed_tags, drained=each.drained)
+        operator_pb2.DeviceOverrides(device_id=each.device_id, tags=sorted(each.tags), drained=each.drained)
         for each in overrides
     ]
 

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -16,7 +15,7 @@ from coordinator.display.words import EVENT_KINDS
 from coordinator.errors import UnknownRecordError
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.event_log import EventLog, StateTimes
-from coordinator.state.names import MAX_METRICS, abbreviate
+from coordinator.state.names import abbreviate
 from coordinator.state.preview import KnownWorkload, known_workloads
 from coordinator.state.records import (
     MAX_EVENTS,
@@ -281,7 +280,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             supply=self._supply(record.device_id),
             limit_w=rules.limit_w,
             site_tags=sorted(rules.tags),
-            operator_tags=overrides.listed_tags,
+            operator_tags=sorted(overrides.tags),
             drained=overrides.drained,
             first_seen_unix_s=times.first_unix_s,
             last_seen_unix_s=times.last_unix_s,
@@ -375,7 +374,7 @@ def _run_view(run: RunRecord, times: Times) -> view_pb2.RunView:
         run_id=run.run_id,
         strategy=run.strategy,
         rounds=run.rounds,
-        initial_metrics=_shown(run.initial_metrics),
+        initial_metrics=run.initial_metrics,
         finished=run.finished,
         error=run.error,
         started_unix_s=times.first_unix_s,
@@ -397,11 +396,6 @@ def _workload_view(known: KnownWorkload, times: Mapping[str, Times]) -> view_pb2
         run_count=len(known.run_ids),
         last_used_unix_s=max((each for each in began if each is not None), default=None),
     )
-
-
-def _shown(metrics: dict[str, float]) -> dict[str, float]:
-    """The first metrics; older versions stored an unlimited number."""
-    return dict(islice(metrics.items(), MAX_METRICS))
 
 
 def _without_devices(plan: RoundPlan) -> RoundPlan:
@@ -442,7 +436,7 @@ def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: 
         ],
         failed_device_ids=record.failed,
         late_device_ids=record.late,
-        metrics=_shown(record.metrics),
+        metrics=record.metrics,
         wall_s=record.wall_s,
         observed_site_w=record.observed_site_w,
         observed_duration_s=record.observed_duration_s,
@@ -466,7 +460,7 @@ def _unplanned_view(record: UnplannedRound, workload: str, with_times: bool, wit
         unplanned=True,
         failed_device_ids=record.failed,
         late_device_ids=record.late,
-        metrics=_shown(record.metrics),
+        metrics=record.metrics,
         wall_s=record.wall_s,
         results=[_result(result) for result in record.results if with_devices],
         device_count=len(record.results),

@@ -304,7 +304,7 @@ class Agents:
         self._placement = placement
         self._max_workloads = max_workloads
         self.claims = claims
-        for record in devices:  # an earlier version may have stored fronts that this one refuses
+        for record in devices:  # a store may contain implausible fronts
             for known in record.fronts:
                 self._check(record, known)
 

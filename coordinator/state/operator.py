@@ -162,7 +162,7 @@ class OperatorSettings:
         """
         if len(add) > MAX_TAGS:
             raise InvalidInputError(f"at most {MAX_TAGS} tags can be added by command, not {len(add):,}")
-        for word in add:  # tags that older versions accepted can still be removed
+        for word in add:
             require_tag(word)
         if both := add & remove:
             raise InvalidInputError(f"{', '.join(sorted(both))}: either add a tag or remove it, not both")
@@ -174,7 +174,7 @@ class OperatorSettings:
                     f"{device_id} has the tag {', '.join(sorted(in_site_file))} from the site file: remove it there"
                 )
             tags = (before.tags | add) - remove
-            if len(tags) > max(MAX_TAGS, len(before.tags)):  # older versions set no limit
+            if len(tags) > MAX_TAGS:
                 raise InvalidInputError(
                     f"{device_id}: a device has at most {MAX_TAGS} tags set by command, not {len(tags):,}: remove some "
                     "first"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from coordinator.state.identity_records import IdentityRecord
-from coordinator.state.names import MAX_TAGS
 from coordinator.state.workload_fronts import UNNAMED, WorkloadFront, front_for
 from wattfleet.core.budgets import Override
 from wattfleet.core.errors import InvalidInputError
@@ -277,11 +276,6 @@ class DeviceOverrides:
     drained: bool = False
     trusted_after: str = ""
     supply: str = ""
-
-    @property
-    def listed_tags(self) -> list[str]:
-        """The first tags, in order; older versions stored an unlimited number."""
-        return sorted(self.tags)[:MAX_TAGS]
 
 
 @dataclass(frozen=True)
@@ -586,7 +580,7 @@ def parts_of(results: Iterable[DeviceResult]) -> dict[str, Participation]:
     """Convert the devices' results in a round to the form that policies need."""
     return {
         each.device_id: Participation(
-            # An earlier version may have stored implausible values.
+            # A store may contain implausible values.
             bool(each.failure),
             plausible_examples(each.num_examples),
             plausible_loss(each.loss),

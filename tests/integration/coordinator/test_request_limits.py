@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import pytest
@@ -14,11 +13,8 @@ import pytest
 from coordinator.cli.client import CoordinatorClient
 from coordinator.settings import CoordinatorSettings, SessionSettings
 from coordinator.state.names import MAX_METRICS, MAX_TAGS
-from coordinator.state.records import DeviceOverrides, RunRecord
-from coordinator.store.store import Store
 from tests.fakes.served import Agent, Client, serving_client, status
 from tests.fakes.small_fleet import NODES, RUN
-from tests.fakes.stored_records import BLANK
 from wattfleet.common.clock import SystemClock
 from wattfleet.common.identity.channels import Endpoint
 from wattfleet.flower.server.errors import RefusedError
@@ -476,23 +472,6 @@ async def test_400_000_tags_on_a_device_are_refused_and_none_is_added(config: Co
         )
         tags = {device_id: len(device.operator_tags) for device_id, device in (await client.devices()).items()}
         assert tags == {"nano": 0, "orin": MAX_TAGS}
-
-
-async def test_a_store_of_before_with_too_much_in_it_is_still_listed(config: CoordinatorSettings) -> None:
-
-    store = Store(Path(config.store.location))
-    store.save(RunRecord(RUN, "FedAvg", 1, _LARGE, finished=True))
-    store.save(BLANK, DeviceOverrides(BLANK.device_id, frozenset(_LARGE)))
-    store.close()
-    async with serving_client(config) as client:
-        [run] = await client.runs()
-        assert (run.run_id, len(run.initial_metrics)) == (RUN, MAX_METRICS)
-        device = (await client.devices())[BLANK.device_id]
-        assert list(device.operator_tags) == [f"{k:0190}" for k in range(MAX_TAGS)]
-        removed = operator_pb2.TagDevicesRequest(device_ids=[BLANK.device_id], remove=list(device.operator_tags))
-        await client.operator.TagDevices(removed)
-        after = (await client.devices())[BLANK.device_id]
-        assert list(after.operator_tags) == [f"{k:0190}" for k in range(MAX_TAGS, 2 * MAX_TAGS)]
 
 
 async def test_runs_come_in_parts_and_the_commands_read_all(
