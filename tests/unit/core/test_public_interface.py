@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-CORE = ROOT / "wattfleet"
+CORE = ROOT / "wattfleet" / "core"
 STUBS = sorted(CORE.rglob("__init__.pyi"))
 EXPORTS = {
     ".".join(stub.parent.relative_to(ROOT).parts): {
@@ -24,7 +24,7 @@ EXPORTS = {
 }
 """The public folders of the core, and the names that each exports."""
 
-PUBLIC_MODULES = {"wattfleet", "wattfleet.core.errors", *EXPORTS}
+PUBLIC_MODULES = {"wattfleet.core", "wattfleet.core.errors", *EXPORTS}
 NOT_PRODUCTION = {"tests", "docs"}
 
 
@@ -55,7 +55,7 @@ def violations(source: str, folder: str | None) -> list[str]:
     found = []
     for each in imports_in(source):
         path = each.module.split(".")
-        if path[0] != "wattfleet" or (folder is not None and path[1:2] == [folder]):
+        if path[:2] != ["wattfleet", "core"] or (folder is not None and path[2:3] == [folder]):
             continue
         if each.module not in PUBLIC_MODULES:
             found.append(each.module)
@@ -81,7 +81,7 @@ def production_files() -> list[Path]:
 def core_folder(path: Path) -> str | None:
     """The core's folder that a file is in; None outside the core's folders."""
     parts = path.relative_to(ROOT).parts
-    return parts[1] if parts[0] == "wattfleet" and len(parts) > 2 else None
+    return parts[2] if parts[:2] == ("wattfleet", "core") and len(parts) > 3 else None
 
 
 def test_production_code_imports_the_core_by_its_public_interface_only() -> None:
@@ -104,8 +104,8 @@ def test_production_code_imports_the_core_by_its_public_interface_only() -> None
         ("import wattfleet.core.prediction.predictor", None, ["wattfleet.core.prediction.predictor"]),
         ("def f():\n    from wattfleet.core.modes.power_mode import BOARDS", None, ["wattfleet.core.modes.power_mode"]),
         ("from wattfleet.core.choosing import front", None, ["wattfleet.core.choosing.front"]),
-        ("from wattfleet import choosing, prediction", None, []),
-        ("from wattfleet import choice", None, ["wattfleet.choice"]),
+        ("from wattfleet.core import choosing, prediction", None, []),
+        ("from wattfleet.core import choice", None, ["wattfleet.core.choice"]),
         ("from wattfleet.core.choosing.front import Front", "planning", ["wattfleet.core.choosing.front"]),
         ("from wattfleet.core.choosing.front import Front", "choosing", []),
         ("from wattfleet.core.choosing import Front\nfrom wattfleet.core.errors import WattfleetError", None, []),

@@ -340,7 +340,7 @@ def predictor_class(name: str) -> type[Predictor]:
     try:
         found: type[Predictor] = entry.load()
     except ModuleNotFoundError as error:
-        if not f"{entry.module}.".startswith(f"{error.name}."):
+        if not entry.module.startswith(f"{error.name}."):
             raise
         raise InvalidInputError(f"predictor {name!r} needs the package {error.name!r}: install it") from None
     return found
