@@ -24,7 +24,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-import wattfleet
+import wattfleet.core
 from coordinator.server import policy_of
 from coordinator.settings import PolicySettings
 from edge_agent.devices.virtual.simulated import SimulatedDevice
@@ -87,7 +87,7 @@ def test_the_file_holds_what_the_simulated_board_does() -> None:
 
 def test_the_package_shows_the_same_lines() -> None:
     source = CHOOSE_A_MODE.read_text()
-    shown = dedent((wattfleet.__doc__ or "").partition("::\n\n")[2]).strip().splitlines()
+    shown = dedent((wattfleet.core.__doc__ or "").partition("::\n\n")[2]).strip().splitlines()
     lines = [line for line in shown if line and not line.startswith("...")]
     assert len(lines) >= 10
     for line in lines:

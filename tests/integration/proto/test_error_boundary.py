@@ -13,7 +13,7 @@ import pytest
 
 import coordinator
 import edge_agent
-import wattfleet
+import wattfleet.core
 from coordinator.services.request_limits import STATUS as COORDINATOR_STATUS
 from edge_agent.runtime.app_requests import STATUS as AGENT_STATUS
 from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
@@ -85,7 +85,7 @@ def test_every_error_that_a_service_can_raise_has_a_status(package: ModuleType, 
 
 
 def test_the_coordinator_maps_every_error_of_the_core() -> None:
-    core = errors_of(wattfleet)
+    core = errors_of(wattfleet.core)
     assert InfeasibleBudgetError in core
     for error in core:
         assert status_of(error("why"), COORDINATOR_STATUS) is not grpc.StatusCode.UNKNOWN, error
