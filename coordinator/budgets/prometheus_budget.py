@@ -27,6 +27,7 @@ from coordinator.errors import (
     UnsuitableQueryError,
     UnusableReadingError,
 )
+from wattfleet.common.parsing import utc_from
 from wattfleet.common.tasks import with_timeout
 from wattfleet.core.budgets import Reading, ReadingRule
 from wattfleet.core.errors import InvalidInputError
@@ -307,9 +308,9 @@ def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -
                 f"{budget.query!r} returns a {_shortened(kind)}: write a query that returns one series, or a scalar"
             )
         evaluated_s, text = result if kind == "scalar" else _only(result, budget)["value"]
-        evaluated_at = datetime.fromtimestamp(float(evaluated_s), timezone.utc)
+        evaluated_at = utc_from(float(evaluated_s))
         watts = float(text)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, OSError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
         raise SourceFailedError(f"{budget.url} did not answer like a Prometheus server: {_excerpt(answer)}") from None
     if not (math.isfinite(watts) and watts >= 0):
         advice = "; if negative values are expected, write clamp_min(..., 0)" if watts < 0 else ""

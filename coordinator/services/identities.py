@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -15,7 +15,7 @@ from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.audit import name_of_caller
 from coordinator.services.issuing import CertificateOf, Issuing, openssh_line
-from coordinator.services.request_limits import HostRates, host_of
+from coordinator.services.request_limits import HostRates, host_of, stated_since
 from coordinator.state.identities import Identities
 from coordinator.state.identity_records import Application, CertificateRecord, InviteRecord, Terms
 from coordinator.state.names import require_name
@@ -175,12 +175,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         self, request: identity_pb2.ReadAuditLogRequest, context: Any
     ) -> AsyncIterator[identity_pb2.ReadAuditLogResponse]:
         """List what operators changed."""
-        since = None
-        if request.HasField("since_unix_s"):
-            try:
-                since = datetime.fromtimestamp(request.since_unix_s, timezone.utc)
-            except (OverflowError, OSError, ValueError):
-                raise InvalidInputError(f"{request.since_unix_s:g} is not a valid time: change --since") from None
+        since = stated_since(request)
         found = await self._repository.audit_entries(since, _MAX_AUDIT_ENTRIES)
         for start in range(0, len(found), _PER_MESSAGE):
             entries = [

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -41,6 +42,7 @@ from coordinator.state.names import abbreviate
 from wattfleet.common.identity.certificates import InvalidCertificateError
 from wattfleet.common.identity.http_access import AccessDeniedError
 from wattfleet.common.identity.peers import UnknownPeerError
+from wattfleet.common.parsing import utc_from
 from wattfleet.common.tasks import TokenBucket
 from wattfleet.core.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet_proto.error_boundary import StatusTable
@@ -196,6 +198,20 @@ def _count_down(calls: Counter[str], name: str) -> None:
     calls[name] -= 1
     if not calls[name]:
         del calls[name]
+
+
+def stated_since(request: Any) -> datetime | None:
+    """The earliest time that a request for stored records asks for; None if it states none.
+
+    Raises:
+        InvalidInputError: no date represents it.
+    """
+    if not request.HasField("since_unix_s"):
+        return None
+    try:
+        return utc_from(request.since_unix_s)
+    except ValueError:
+        raise InvalidInputError(f"{request.since_unix_s:g} is not a valid time: change --since") from None
 
 
 # --- RPC latencies ----------------------------------------------------------------------------------------------------

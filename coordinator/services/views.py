@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from statistics import median
 from typing import Any
 
@@ -15,6 +14,7 @@ from coordinator.display.words import EVENT_KINDS
 from coordinator.errors import UnknownRecordError
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.event_log import EventLog, StateTimes
+from coordinator.services.request_limits import stated_since
 from coordinator.state.names import abbreviate
 from coordinator.state.preview import KnownWorkload, known_workloads
 from coordinator.state.records import (
@@ -195,18 +195,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             raise InvalidInputError(
                 f"unknown supply {abbreviate(request.supply)}: use one of {', '.join(supplies.names)}"
             )
-        since = None
-        if request.HasField("since_unix_s"):
-            try:
-                since = datetime.fromtimestamp(request.since_unix_s, timezone.utc)
-            except (OverflowError, OSError, ValueError):
-                raise InvalidInputError(f"{request.since_unix_s:g} is not a valid time: change --since") from None
         return EventFilter(
             tuple(request.kinds),
             request.device_id,
             request.run_id,
             supplies.behind(request.supply) if request.supply else None,
-            since,
+            stated_since(request),
             min(request.limit or MAX_EVENTS, MAX_EVENTS),
         )
 

@@ -34,7 +34,7 @@ from reference_models import load, shipped
 from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file
 from wattfleet.common.clock import unix_now_s
 from wattfleet.common.console import plain_text
-from wattfleet.common.parsing import parse_json_object
+from wattfleet.common.parsing import parse_json_object, utc_from
 from wattfleet.common.tasks import Backoff, run_uncancelled
 from wattfleet.core.errors import CorruptReferenceError, InvalidInputError, WattfleetError
 from wattfleet.core.prediction import MANIFEST_FILE, WEIGHTS_FILE, Artefact, write_artefact
@@ -466,8 +466,8 @@ def _time_of(unix_s: float) -> datetime:
     if not math.isfinite(unix_s) or unix_s < 0:
         unix_s = 0.0
     try:
-        return datetime.fromtimestamp(unix_s, timezone.utc)
-    except (OverflowError, ValueError, OSError):
+        return utc_from(unix_s)
+    except ValueError:
         return _LATEST
 
 

@@ -1,10 +1,11 @@
-"""Parses JSON and TOML from files, which may be damaged or come from someone else."""
+"""Parses JSON and TOML from files, and times, which may be damaged or come from someone else."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+from datetime import datetime, timezone
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -92,3 +93,15 @@ def _require_shallow(content: Any) -> None:
         if not level:
             return
     raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
+
+
+def utc_from(unix_s: float) -> datetime:
+    """Return the date and time of a number of seconds since 1970, which may come from anywhere.
+
+    Raises:
+        ValueError: no date represents it.
+    """
+    try:
+        return datetime.fromtimestamp(unix_s, timezone.utc)
+    except (OverflowError, OSError) as error:
+        raise ValueError(f"{unix_s} is not a date") from error

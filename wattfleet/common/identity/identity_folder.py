@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from wattfleet.common.identity.certificates import (
     to_pem,
 )
 from wattfleet.common.identity.peers import Peer
+from wattfleet.common.parsing import utc_from
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 
 KEY, CERTIFICATE, TRUSTED, COORDINATOR = "key.pem", "certificate.pem", "trusted.pem", "coordinator.json"
@@ -231,8 +232,7 @@ _DAMAGED = (
     InvalidSignature,
     UnsupportedAlgorithm,  # of the certificate's key
     KeyError,
-    OverflowError,  # of a date
-    OSError,  # likewise
+    OverflowError,  # of a number
     RecursionError,  # of deeply nested JSON
     TypeError,
     ValueError,
@@ -284,7 +284,7 @@ def proven(proof: str, audience: str, trusted_pem: bytes, now: datetime) -> Cert
             raise ValueError
         key.verify(_decoded(signature), claim.encode(), _HASH)
         is_meant = facts["audience"] == audience
-        expires = datetime.fromtimestamp(float(facts["expires_unix_s"]), timezone.utc)
+        expires = utc_from(float(facts["expires_unix_s"]))
     except _DAMAGED:
         raise InvalidProofError("the proof of identity is damaged: create a new one") from None
     if not is_meant:

@@ -11,9 +11,10 @@ import binascii
 import hashlib
 import secrets
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 
 from wattfleet.common.addresses import split_address
+from wattfleet.common.parsing import utc_from
 from wattfleet.core.errors import InvalidInputError
 
 PREFIX = "wfj1"
@@ -68,9 +69,9 @@ class Invite:
             decoded = _decoded(authority)
             if len(decoded) != hashlib.sha256().digest_size:
                 raise ValueError
-            issued_at = datetime.fromtimestamp(int(seconds), timezone.utc)
+            issued_at = utc_from(int(seconds))
             host, port = split_address(address)
-        except (ValueError, OverflowError, OSError, binascii.Error, InvalidInputError):
+        except (ValueError, binascii.Error, InvalidInputError):
             raise InvalidInputError(
                 "this is not the whole line that `wattfleet coordinator invite` printed: copy it again, from"
                 f" {PREFIX}/ to its end"
