@@ -42,10 +42,11 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=
 check: $(STATIC) ## Run the static checks and the unit tests
 	$(PYTEST) tests/unit
 
-# A test that waits for real processes may fail on a busy machine: those that failed run once more, alone.
+# A test that waits for real processes may fail on a busy machine: if only such tests failed, they run once more, alone.
 test: $(STATIC) ## Run the static checks and the tests, without their slow forms
 	@rm -rf .pytest_cache
 	$(PYTEST) --durations=10 || { test $$? -eq 1 && \
+	  ! grep -qE '"tests/(unit|worlds)/' .pytest_cache/v/cache/lastfailed && \
 	  echo "The tests that failed run once more, one at a time:" && $(PYTEST) --numprocesses=0 --last-failed -rfEp; }
 
 test-all: $(STATIC) ## Run every check, the slow forms too

@@ -217,9 +217,10 @@ def _status_of(content: dict[str, Any]) -> ReferenceStatus:
         and all(isinstance(each, str) for each in digests)
         and isinstance(refused, str)
         and isinstance(checked_unix_s, int | float)
-        and 0 <= checked_unix_s < 2**40
+        and checked_unix_s >= 0
     ):
         raise ValueError
+    utc_from(checked_unix_s)
     return ReferenceStatus(tuple(digests), refused, float(checked_unix_s))
 
 

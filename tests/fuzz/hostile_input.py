@@ -150,7 +150,7 @@ class HostileMessages:
         content = message.SerializeToString()
         if self._hostile.random() < 0.2:
             content = self._hostile.damaged(content)
-        return self._hostile.some_bytes() if self._hostile.random() < 0.03 else content
+        return self._hostile.some_bytes() if self._hostile.random() < 0.03 else content[:MAX_BYTES]
 
     def random(self, kind: Any, depth: int = 0) -> Message:
         """A message in which every field may have any value."""
@@ -193,7 +193,8 @@ class HostileMessages:
             else:
                 held.extend(self._value(field) for _ in range(min(count, 2_000)))
                 if count > 2_000:
-                    held.extend([held[0]] * (count - 2_000))
+                    size = len(held[0]) if isinstance(held[0], str | bytes) else 8
+                    held.extend([held[0]] * min(count - 2_000, MAX_BYTES // (size + 8)))
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
             held.CopyFrom(self.random(inner, depth + 1))
         else:

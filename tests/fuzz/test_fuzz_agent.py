@@ -34,6 +34,7 @@ from wattfleet.common.identity.channels import Endpoint
 from wattfleet.core.errors import WattfleetError
 from wattfleet.core.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.limits import MAX_ANSWER_BYTES
 from wattfleet_proto.names import own_version, owner_socket
 from wattfleet_proto.v1 import duty_pb2, local_pb2, power_pb2, session_pb2
 
@@ -162,6 +163,14 @@ async def _fetched(address: str, cache: Path) -> Artefact | None:
         async with asyncio.timeout(0.1):
             return await reference_of_digest(REFERENCE.digest, cache, connects_to(Endpoint(address)), 0.05)
     return None
+
+
+async def test_an_answer_that_is_larger_than_any_may_be_is_refused(tmp_path: Path) -> None:
+    hostile_coordinator = HostileCoordinator()
+    hostile_coordinator.answer_with([bytes(MAX_ANSWER_BYTES + 1)], None)
+    async with hostile_coordinator.served() as address:
+        with pytest.raises(WattfleetError, match="larger than"):
+            await reference_of_digest(REFERENCE.digest, tmp_path, connects_to(Endpoint(address)), 20.0)
 
 
 # --- Test fuzz agent socket -------------------------------------------------------------------------------------------

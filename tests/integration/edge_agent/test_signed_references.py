@@ -13,7 +13,7 @@ from tuf.api.metadata import Metadata, Targets, Timestamp
 from coordinator.reference_metadata import SHOWN_DIGITS, ReferenceMetadata, key_of_pem
 from coordinator.signing_folder import SigningFolder
 from edge_agent.session import references
-from edge_agent.session.references import ReferenceUntrustedError, trust_root
+from edge_agent.session.references import ReferenceTrust, ReferenceUntrustedError, trust_root
 from tests.fakes.signed_repository import (
     BEGIN,
     SignedRepository,
@@ -628,3 +628,10 @@ async def test_trusting_another_root_begins_anew(
     with pytest.raises(InvalidInputError, match="not a root of signed references"):
         trust_root(tmp_path / "no", repository.operator.signed_targets, 0.0)
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("checked", [1e12, 1.8e18, 1e400, -1.0])
+def test_a_status_with_a_time_that_is_no_date_is_damaged(tmp_path: Path, checked: float) -> None:
+    (tmp_path / "in-force.json").write_text(json.dumps({"digests": [], "refused": "", "checked_unix_s": checked}))
+    with pytest.raises(InvalidInputError, match="is damaged; the agent writes it again"):
+        _ = ReferenceTrust(tmp_path).status
