@@ -65,7 +65,7 @@ class ArtefactDetails:
         board: the kind of board it was measured on, such as `agx-orin`.
         provenance: the source of the measurements and how the predictor was made, by name.
         figures: its accuracy, by name; numbers and mappings of numbers.
-        facts: the known facts of the workload; None if they are not stated, as in manifests of earlier versions.
+        facts: the known facts of the workload; None if they are not stated.
         population: the workloads from which a transfer learns its prior, in the same order as in the predictor.
     """
 

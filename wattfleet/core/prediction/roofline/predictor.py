@@ -453,7 +453,7 @@ class RooflinePredictor:
 
     @classmethod
     def load(cls, weights: bytes) -> RooflinePredictor:
-        """Read what `save` wrote, here or in earlier versions.
+        """Read what `save` wrote.
 
         Raises:
             CorruptReferenceError: the bytes do not hold such a predictor.

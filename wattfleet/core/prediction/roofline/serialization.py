@@ -1,6 +1,6 @@
 """The roofline predictor as named arrays.
 
-All values are checked as they are read. Earlier versions wrote one hypothesis without batch sizes; it is read, too.
+All values are checked as they are read.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from wattfleet.core.modes import LARGEST_COUNT, Hardware, Task, WorkloadFacts
 from wattfleet.core.prediction.predictor import MIN_CORPUS_MODES
 from wattfleet.core.prediction.roofline.estimation import MAX_INDUCING, Correction, Points, Process, Remainder, Surface
 from wattfleet.core.prediction.roofline.hypothesis import Hypothesis
-from wattfleet.core.prediction.roofline.physics import BASE_BATCH, PowerParameters, TimeParameters
+from wattfleet.core.prediction.roofline.physics import PowerParameters, TimeParameters
 from wattfleet.core.prediction.roofline.population import MAX_MEMBERS, Estimate, Member, Population
-from wattfleet.core.prediction.roofline.priors import GENERAL_GROWTH, TYPICAL_WORKERS
 from wattfleet.core.prediction.tensors import (
     LARGEST_LOG,
     Tensors,
@@ -72,13 +71,11 @@ def predictor_tensors(
 
 
 def read_predictor_tensors(tensors: Tensors) -> Contents:
-    """Read what `predictor_tensors` wrote, here or in earlier versions.
+    """Read what `predictor_tensors` wrote.
 
     Raises:
         CorruptReferenceError: an array is missing or of the wrong shape, or a number is out of range.
     """
-    if "probabilities" not in tensors:
-        return (_read_hypothesis(_renamed(tensors), 0, 1.0),), BASE_BATCH, None, None
     count = tensor_size(tensors, "probabilities")
     probabilities = read_array(tensors, "probabilities", count)
     if not (1 <= count <= _MAX_HYPOTHESES and (probabilities > 0).all() and abs(probabilities.sum() - 1) < 1e-6):
@@ -89,41 +86,6 @@ def read_predictor_tensors(tensors: Tensors) -> Contents:
     if hardware is None:
         read_array(tensors, "hardware", 0)
     return hypotheses, batch, hardware, _read_population(tensors)
-
-
-def _renamed(tensors: Tensors) -> Tensors:
-    """Arrays that an earlier version wrote, with the names and shapes of this one."""
-    found: Tensors = {f"0.{name}": values for name, values in tensors.items()}
-    time = np.array(read_parameters(tensors, "time", _TIME - len(GENERAL_GROWTH)))
-    found["0.time"] = np.concatenate([time, GENERAL_GROWTH])
-    for prefix, before, now in (
-        ("0.time_remainder", _TIME - len(GENERAL_GROWTH), _TIME),
-        ("0.power_remainder", _POWER, _POWER),
-    ):
-        n, m = tensor_size(found, f"{prefix}.weights"), tensor_size(found, f"{prefix}.surface.weights")
-        _require_bounded(prefix, m, n)
-        modes = read_array(found, f"{prefix}.modes", n, 4, positive=True)
-        found[f"{prefix}.settings"] = np.column_stack([modes, np.full(n, BASE_BATCH)])
-        modes = read_array(found, f"{prefix}.surface.modes", m, 4, positive=True)
-        found[f"{prefix}.surface.settings"] = np.column_stack([modes, np.full(m, BASE_BATCH)])
-        gradient, sd = (
-            read_array(found, f"{prefix}.gradient", n, before + 1),
-            read_array(found, f"{prefix}.parameter_sd", before + 1),
-        )
-        # The parameters that were added lie before the last one, the share of the surface.
-        where = [*range(before), now]
-        root = np.zeros((now + 1, now + 1))
-        root[where, where] = sd
-        found[f"{prefix}.gradient"] = np.zeros((n, now + 1))
-        found[f"{prefix}.gradient"][:, where] = gradient
-        found |= {
-            f"{prefix}.prior_root": root,
-            f"{prefix}.gpu_share": np.zeros(n),
-            f"{prefix}.interval_scale": np.ones(1),
-            f"{prefix}.known_batches": np.array([float(BASE_BATCH)]),
-        }
-    found["0.loader_workers"] = np.array([float(TYPICAL_WORKERS)])
-    return found
 
 
 def _read_hypothesis(tensors: Tensors, k: int, probability: float) -> Hypothesis:
