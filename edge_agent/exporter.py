@@ -20,7 +20,7 @@ from edge_agent.settings import AgentSettings
 from wattfleet.common.addresses import split_address
 from wattfleet.common.atomic_files import make_state_folder, read_regular_file, remove_file, replace_file
 from wattfleet.common.build_metric import build_family
-from wattfleet.common.identity.certificates import CertificateCheck, may_serve
+from wattfleet.common.identity.certificates import CertificateCheck
 from wattfleet.common.identity.channels import PLAINTEXT_WARNING, is_loopback, require_identity
 from wattfleet.common.identity.http_access import HttpAccess, ServerTls
 from wattfleet.common.identity.http_server import HttpLimits, serving_http
@@ -134,8 +134,7 @@ def is_exposed(address: str, identity_folder: Path, is_insecure: bool) -> bool:
         is_insecure: whether `--insecure` was given.
 
     Raises:
-        InvalidInputError: they could although that is not allowed, the identity is damaged, or its certificate is of a
-            kind that clients do not accept from a server.
+        InvalidInputError: they could although that is not allowed, or the identity is damaged.
     """
     if is_loopback(split_address(address)[0]):
         return False
@@ -147,12 +146,6 @@ def is_exposed(address: str, identity_folder: Path, is_insecure: bool) -> bool:
             f"--metrics-address {address}: other machines can reach it, and {identity_folder} has no certificate to"
             " protect it: enrol this device with `wattfleet agent join`, use a loopback address such as"
             " 127.0.0.1:9466, or pass --insecure for plaintext"
-        )
-    if not may_serve(identity.certificate_pem):
-        raise InvalidInputError(
-            f"--metrics-address {address}: the certificate in {identity_folder} was issued by an earlier coordinator"
-            " for clients only: enrol again with `wattfleet agent join`, or start the agent on a loopback address until"
-            " the certificate is renewed"
         )
     return False
 

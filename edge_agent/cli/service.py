@@ -12,7 +12,6 @@ from edge_agent.cli.options import (
     DEVICE_HELP,
     DeviceOption,
     JsonOption,
-    MinibatchOption,
     ProcessorOption,
     StateDirOption,
     open_named,
@@ -25,7 +24,6 @@ from edge_agent.paths import (
     SUPERNODE_DIRECTORY,
     TRUST_DIRECTORY,
 )
-from edge_agent.workloads.loading import SHIPPED
 from wattfleet.common.console import print_json, print_line
 from wattfleet.common.identity.joining import ArgumentsGiven, read_invite
 from wattfleet.common.settings.command import SettingsCommand, effective
@@ -127,24 +125,6 @@ def install(
     device_id: Annotated[
         str | None, typer.Option(help="Set the device's unique name in the fleet. By default, use the host name.")
     ] = None,
-    minibatches_per_epoch: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Assume this number of minibatches in one pass over the device's data. Only needed with a coordinator"
-            " older than protocol 2.1.",
-            show_default=False,
-        ),
-    ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Measure modes with this workload before the first round: {', '.join(SHIPPED)}, or your own"
-            " module:function. Only needed with a coordinator older than protocol 2.1.",
-            show_default=False,
-        ),
-    ] = None,
-    minibatch: MinibatchOption = 16,
     processor: ProcessorOption = "cuda",
     insecure: Annotated[
         bool,
@@ -180,9 +160,6 @@ def install(
         device,
         device_id or platform.node(),
         coordinator,
-        minibatches_per_epoch,
-        workload,
-        minibatch,
         processor,
         insecure,
         metrics_address,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from edge_agent.devices.selection import is_virtual
 from edge_agent.exporter import is_exposed as metrics_exposed
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
-from edge_agent.workloads.loading import Processor, require_workload
+from edge_agent.workloads.loading import Processor
 from wattfleet.common.addresses import split_address
 from wattfleet.common.identity.channels import is_loopback
 from wattfleet.common.identity.identity_folder import read_identity
@@ -49,11 +48,7 @@ class ServiceSettings:
         device: the device as named on the command line.
         device_id: its name in the fleet.
         coordinator: host:port.
-        minibatches_per_epoch: minibatches of one pass over the device's data; None to use the length that each app's
-            loader reports.
-        workload: the workload to measure with in addition to the apps; None for none.
-        minibatch: samples in a minibatch of the workload.
-        processor: where it computes.
+        processor: where the workloads of ordered measurements compute.
         is_insecure: whether plaintext may leave the machine while it has no identity.
         metrics_address: host:port on which the agent serves metrics; None for none.
 
@@ -64,9 +59,6 @@ class ServiceSettings:
     device: str
     device_id: str
     coordinator: str
-    minibatches_per_epoch: int | None = None
-    workload: str | None = None
-    minibatch: int = 16
     processor: Processor = "cuda"
     is_insecure: bool = False
     metrics_address: str | None = None
@@ -75,17 +67,10 @@ class ServiceSettings:
         split_address(self.coordinator)
         if self.metrics_address is not None:
             split_address(self.metrics_address)
-        if self.workload is not None:
-            require_workload(self.workload, self.minibatch)
-            if is_virtual(self.device):
-                raise InvalidInputError(f"the device {self.device} needs no workload; omit --workload")
-        if self.minibatches_per_epoch is not None and self.minibatches_per_epoch < 1:
-            raise InvalidInputError(f"--minibatches-per-epoch must be at least 1, not {self.minibatches_per_epoch}")
         values = {
             "device": self.device,
             "device id": self.device_id,
             "coordinator": self.coordinator,
-            "workload": self.workload or "none",
             "metrics address": self.metrics_address or "none",
         }
         for name, value in values.items():
@@ -94,6 +79,7 @@ class ServiceSettings:
 
     def text(self) -> str:
         """Return the content of the settings file in systemd's format."""
+        workload = "" if is_virtual(self.device) else f"--processor {self.processor}"
         optional = f"{_INSECURE}=true\n" if self.is_insecure else ""
         if self.metrics_address is not None:
             optional += f"{_METRICS_ADDRESS}={self.metrics_address}\n"
@@ -102,7 +88,7 @@ class ServiceSettings:
             f"WATTFLEET_DEVICE={self.device}\n"
             f"WATTFLEET_DEVICE_ID={self.device_id}\n"
             f"WATTFLEET_COORDINATOR={self.coordinator}\n"
-            f"WATTFLEET_WORKLOAD={' '.join(self._workload_options())}\n"
+            f"WATTFLEET_WORKLOAD={workload}\n"
             f"{optional}"
         )
 
@@ -128,14 +114,6 @@ class ServiceSettings:
                 f"coordinator invite`, or pass --insecure for plaintext"
             )
         return True
-
-    def _workload_options(self) -> Iterator[str]:
-        if self.minibatches_per_epoch is not None:
-            yield f"--minibatches-per-epoch {self.minibatches_per_epoch}"
-        if self.workload is not None:
-            yield f"--workload {self.workload} --minibatch {self.minibatch}"
-        if not is_virtual(self.device):
-            yield f"--processor {self.processor}"  # also used for ordered measurements
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from edge_agent.systemd.installation import SETTINGS_PATH, UNIT_PATH, ServiceSettings, installation
 from wattfleet.common.clock import utc_now
 from wattfleet.common.identity.authority import CertificateAuthority
-from wattfleet.common.identity.certificates import new_key, read_certificate, read_key, request_certificate, to_pem
+from wattfleet.common.identity.certificates import new_key, request_certificate
 from wattfleet.common.identity.identity_folder import Identity, write_identity
 from wattfleet.common.identity.peers import Peer, Role
 from wattfleet.common.systemd import InstalledCode
@@ -147,50 +144,12 @@ def test_metrics_for_other_machines_are_refused_before_the_device_is_opened(agen
     for words in ("--metrics-address 0.0.0.0:9466: other machines can reach it", "wattfleet agent join", "--insecure"):
         assert words in refused.err
     assert run("9466", "--insecure").code == 2
-    enrol_for_clients_only(tmp_path / "identity")
-    earlier = run("0.0.0.0:9466")
-    assert (
-        earlier.code == 2
-        and "was issued by an earlier coordinator for clients only" in earlier.err
-        and "loopback" in earlier.err
-    )
-
-
-def enrol_for_clients_only(folder):
-    """Store a device's identity whose certificate is for clients only, as earlier coordinators issued it."""
-    authority, key = CertificateAuthority.create("fleet", utc_now()), new_key()
-    uri = Peer("fleet", Role.DEVICE, "orin-nano-0").uri
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([]))
-        .issuer_name(read_certificate(authority.certificate_pem).subject)
-        .public_key(read_key(key).public_key())
-        .serial_number(1)
-        .not_valid_before(utc_now() - timedelta(days=1))
-        .not_valid_after(utc_now() + timedelta(days=1))
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False)
-        .sign(read_key(authority.key_pem), hashes.SHA256())
-    )
-    write_identity(folder, Identity(key, to_pem(certificate), authority.certificate_pem))
 
 
 # --- Service settings -------------------------------------------------------------------------------------------------
-# The service's settings: the agent gets what `install` writes, and settings written by earlier versions still work.
+# The service's settings: the agent gets what `install` writes.
 
 CODE = InstalledCode(program=Path("/bin/sh"), interpreter=(), imported=())
-OLD_EXEC = (
-    "/opt/wattfleet/bin/wattfleet agent run --device ${WATTFLEET_DEVICE} --device-id ${WATTFLEET_DEVICE_ID}"
-    " --coordinator ${WATTFLEET_COORDINATOR} --minibatches-per-epoch ${WATTFLEET_MINIBATCHES_PER_EPOCH}"
-    " $WATTFLEET_WORKLOAD"
-)
-OLD_SETTINGS = {
-    "WATTFLEET_DEVICE": "host",
-    "WATTFLEET_DEVICE_ID": "jetson-1",
-    "WATTFLEET_COORDINATOR": "site.example:7070",
-    "WATTFLEET_MINIBATCHES_PER_EPOCH": "2000",
-    "WATTFLEET_WORKLOAD": "--workload resnet18 --minibatch 16 --processor cuda",
-}
 
 
 def started(command: str, environment: Mapping[str, str]) -> list[str]:
@@ -245,41 +204,21 @@ def test_a_service_is_installed_without_a_word_about_networks_and_data(settings_
     assert (settings.workload.name, settings.profile.minibatches_per_epoch) == (None, None)
 
 
+def test_where_ordered_measurements_compute_reaches_the_agent(settings_of):
+    settings = settings_of(*planned(ServiceSettings("host", "jetson-1", "127.0.0.1:7070", processor="cpu")))
+    assert settings.workload.processor == "cpu"
+
+
 def test_a_simulated_board_is_installed_without_options_of_a_workload(settings_of):
     settings = settings_of(*planned(ServiceSettings("simulated:orin-nano", "nano", "127.0.0.1:7070")))
     assert (settings.workload.name, settings.profile.minibatches_per_epoch) == (None, None)
 
 
-def test_what_install_is_told_of_a_workload_reaches_the_agent(settings_of):
-    settings = settings_of(*planned(ServiceSettings("host", "jetson-1", "127.0.0.1:7070", 500, "lstm", 32, "cpu")))
-    assert (settings.workload.name, settings.workload.minibatch, settings.workload.processor) == ("lstm", 32, "cpu")
-    assert settings.profile.minibatches_per_epoch == 500
-
-
-def test_a_service_that_was_installed_earlier_goes_on_once_plaintext_is_allowed(settings_of):
-    settings = settings_of(started(OLD_EXEC, OLD_SETTINGS), OLD_SETTINGS | {"WATTFLEET_AGENT_SESSION_INSECURE": "true"})
-    assert (settings.workload.name, settings.profile.minibatches_per_epoch) == ("resnet18", 2000)
-
-
-def test_earlier_settings_serve_the_new_unit(settings_of):
-    plan = installation(ServiceSettings("host", "a", "site.example:7070"), CODE, allow_writable=True)
-    (command,) = [line for line in plan.files[UNIT_PATH].splitlines() if line.startswith("ExecStart=")]
-    local = OLD_SETTINGS | {"WATTFLEET_COORDINATOR": "127.0.0.1:7070"}
-    assert settings_of(started(command, local), local).workload.name == "resnet18"
-
-
-def test_an_installed_service_without_an_identity_says_how_to_enrol(agent):
-    done = agent(*started(OLD_EXEC, OLD_SETTINGS))
-    assert done.code != 0 and "wattfleet coordinator invite" in done.err and "--insecure" in done.err
-
-
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        (("simulated:orin-nano", "nano", "site.example:7070", None, "lstm"), "omit --workload"),
-        (("host", "a", "site.example:7070", 0), "--minibatches-per-epoch must be at least 1, not 0"),
-        (("host", "a", "site.example:7070", None, "resnet"), "unknown workload 'resnet'"),
         (("host", "a b", "site.example:7070"), "device id 'a b'"),
+        (("host", "a", "site.example:7070", "cuda", False, "127.0.0.1"), "is not an address"),
     ],
 )
 def test_settings_that_cannot_be_stored_are_refused(values, why):

@@ -17,8 +17,10 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.fakes.served import CertifiedFleet
 from wattfleet.common.clock import utc_now
@@ -27,8 +29,8 @@ from wattfleet.common.identity.certificates import (
     Certificate,
     CertificateCheck,
     InvalidCertificateError,
-    may_serve,
     new_key,
+    read_certificate,
     read_key,
     request_certificate,
 )
@@ -89,6 +91,11 @@ def test_names_are_not_taken_apart_each_second() -> None:
 A_DAY = timedelta(days=1)
 AUTHORITY = CertificateAuthority.create("farm", NOW)
 REQUEST = request_certificate(new_key())
+
+
+def may_serve(certificate_pem: bytes) -> bool:
+    usage = read_certificate(certificate_pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    return ExtendedKeyUsageOID.SERVER_AUTH in usage
 
 
 @pytest.mark.parametrize("role", list(Role))

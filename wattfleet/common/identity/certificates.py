@@ -13,7 +13,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import NameOID
 
 from wattfleet.common.clock import utc_now
 from wattfleet.common.identity.peers import Peer, UnknownPeerError
@@ -168,19 +168,6 @@ def read_certificates(pem: bytes) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
         raise InvalidInputError("the certificate is unreadable: it must be PEM") from None
-
-
-def may_serve(certificate_pem: bytes) -> bool:
-    """Whether clients accept a certificate (PEM) as a server's.
-
-    Raises:
-        InvalidInputError: the certificate is unreadable.
-    """
-    try:
-        usage = read_certificate(certificate_pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except x509.ExtensionNotFound:
-        return True
-    return ExtendedKeyUsageOID.SERVER_AUTH in usage
 
 
 def to_pem(*certificates: x509.Certificate) -> bytes:
