@@ -21,7 +21,6 @@ from coordinator.state.power_draw import KeptDuties, LiveSamples
 from coordinator.state.records import DeviceRecord, RoundRecord, RunRecord
 from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.ledger import LatestResults, RoundStatistics
-from coordinator.state.workload_fronts import EVERY_WORKLOAD
 from wattfleet.common.build_metric import build_family
 from wattfleet.common.identity.http_access import HttpAccess
 from wattfleet.common.identity.http_server import HttpLimits, serving_http
@@ -279,8 +278,7 @@ def workload_families(fleet: Fleet) -> Iterator[GaugeMetricFamily]:
     for device in list(fleet.agents.devices.values()):
         labels: dict[str, int] = {}
         for each in device.fronts:
-            counted = set(known.values()) if each.name == EVERY_WORKLOAD else {known.get(each.name, "")} - {""}
-            for label in counted:
+            if (label := known.get(each.name)) is not None:
                 labels[label] = max(labels.get(label, 0), each.profiled_modes)
         with_front.update(labels.keys())
         with_modes.update(label for label, modes in labels.items() if modes)

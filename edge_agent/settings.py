@@ -59,8 +59,8 @@ class ProfileSettings(Group):
 
     minibatches_per_epoch: int | None = setting(
         None,
-        "Assume this number of minibatches in one pass over the device's data, until an app's data loader reports "
-        "it. It is not needed with a coordinator of protocol 2.1 or later.",
+        "Assume this number of minibatches in one pass over the device's data, for a run that names no workload, "
+        "until its data loader reports the number.",
         option="--minibatches-per-epoch",
         unset="100",
         ge=1,
@@ -71,7 +71,7 @@ class ProfileSettings(Group):
         "workload on a virtual board; at most the coordinator's number of modes. More modes are measured while apps "
         "train.",
         option="--modes-first",
-        unset="none; all of them with a coordinator of protocol 2.0",
+        unset="none",
         ge=0,
     )
     tolerance: float = setting(
@@ -104,8 +104,7 @@ class WorkloadSettings(Group):
 
     name: str | None = setting(
         None,
-        f"Set the workload to train while measuring without an app: {', '.join(SHIPPED)}, or your own module:function."
-        " It is not needed with a coordinator of protocol 2.1 or later.",
+        f"Set the workload that --modes-first measures on hardware: {', '.join(SHIPPED)}, or your own module:function.",
         option="--workload",
         unset="none",
     )

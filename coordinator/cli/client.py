@@ -154,11 +154,10 @@ class CoordinatorClient:
             WattfleetError: as for `operate`.
         """
         request = view_pb2.StreamRoundsRequest(run_id=run_id, with_times=True, round=number)
-        for view in self._streamed(self._view.StreamRounds, request):
-            found: view_pb2.RoundView = view
-            if found.round == number:  # a coordinator before protocol 2.7 sends all
-                return found
-        raise RequestRefusedError(f"run {run_id} has no round {number}")
+        found: view_pb2.RoundView | None = next(iter(self._streamed(self._view.StreamRounds, request)), None)
+        if found is None:
+            raise RequestRefusedError(f"run {run_id} has no round {number}")
+        return found
 
     def deleted_runs(self, run_ids: Iterable[str], end: bool) -> Iterator[str]:
         """Delete runs, and yield the id of each deleted run; errors as for `operate`."""

@@ -239,7 +239,7 @@ def _print(content: dict[str, Any], runs: RunNames) -> None:
 def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
     from wattfleet.common.tables import FittingTable, columns, numbers, texts
 
-    if not any(each["workload"] for each in workloads):
+    if not workloads:
         return
     table = FittingTable(
         columns(
@@ -251,14 +251,13 @@ def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
         )
     )
     for each in reversed(workloads):
-        unknown = "unknown" if each["workload"] is not None else "-"
         minibatches = each["minibatches_per_epoch"]
         table.add(
             "-" if each["batch"] is None else f"{each['batch']:,}",
             f"{each['profiled_modes']:,}",
-            unknown if minibatches is None else f"{minibatches:,}",
+            "unknown" if minibatches is None else f"{minibatches:,}",
             expected_time(each["fastest_epoch_s"], each["epoch_length_assumed"]),
-            (each["workload"] or "any") + (f" (left out: {each['left_out']})" if each["left_out"] else ""),
+            each["workload"] + (f" (left out: {each['left_out']})" if each["left_out"] else ""),
         )
     console.print("\nworkloads, the latest first")
     console.print(table)
@@ -416,7 +415,7 @@ def delete(
 # `wattfleet coordinator nodes`: Flower's nodes, and whether each can train on the device that it names.
 
 _UNKNOWN = "no agent ever connected with this id: correct the SuperNode's device-id, or start the device's agent"
-_UNCHECKED = "not checked: the SuperNode or the device's agent is older than protocol 2.7"
+_UNCHECKED = "not checked: the SuperNode has not reported whether it reaches the device's agent"
 
 
 def nodes(

@@ -47,8 +47,8 @@ RUN_STYLES = {"failed": "bold red", "stopped": "yellow", "running": "bold green"
 
 
 def names_of(runs: Iterable[view_pb2.RunView]) -> dict[str, str]:
-    """The name of each run by its id, oldest first; older coordinators name no run, so that it has its id."""
-    return {each.run_id: each.name or each.run_id for each in runs}
+    """The name of each run by its id, oldest first."""
+    return {each.run_id: each.name for each in runs}
 
 
 def run_id_of(known: Mapping[str, str], given: str) -> str:

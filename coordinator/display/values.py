@@ -171,15 +171,14 @@ def workload_values(message: power_pb2.Workload) -> Values:
 
 
 def device_workload_values(message: view_pb2.DeviceWorkload) -> Values:
-    """The values of a workload on a device; the workload is None if its front counts for all."""
-    is_known = message.HasField("workload")
+    """The values of a workload on a device."""
     return {
-        "workload": message.workload.name if is_known else None,
-        "batch": known(message.workload, "batch") if is_known else None,
+        "workload": message.workload.name,
+        "batch": known(message.workload, "batch"),
         "profiled_modes": message.profiled_modes,
         "minibatches_per_epoch": known(message, "minibatches_per_epoch"),
         "fastest_epoch_s": known(message, "fastest_epoch_s"),
-        "epoch_length_assumed": is_known and not message.HasField("minibatches_per_epoch"),
+        "epoch_length_assumed": not message.HasField("minibatches_per_epoch"),
         "reference_digest": message.reference_digest or None,
         "left_out": message.left_out or None,
         "trust": known(message, "trust"),
@@ -311,7 +310,7 @@ def assumption(plan: Values, runs: RunNames) -> str | None:
 
 def preview_values(answer: operator_pb2.PreviewPlanResponse) -> Values:
     """A previewed round's values: its totals, and each device with its mode and the reason of its decision."""
-    found = plan_from_message(answer.plan, answer.epochs)
+    found = plan_from_message(answer.plan)
     parts = {assignment.device_id: assignment for assignment in found.assignments}
     return {
         "run_id": answer.run_id or None,
@@ -471,7 +470,7 @@ def round_details(view: view_pb2.RoundView) -> Values:
         in `first` what was planned before, if it differs; `not_selected`: the id and the reason of each other device;
         `supplies`: watts of each supply.
     """
-    plan = plan_from_message(view.plan, view.epochs)
+    plan = plan_from_message(view.plan)
     is_over = view.HasField("wall_s")
     without_plan = view.results if view.unplanned else ()
     return {

@@ -361,7 +361,7 @@ def in_state_for(content: Values, now_unix_s: float) -> str:
 def live_line(sample: Values | None) -> str:
     """The latest readings of a board's sensors, in one line."""
     if sample is None:
-        return "unknown: it is offline, or its agent is too old to report it"
+        return "unknown: it is offline, or has sent none yet"
     from wattfleet.core.modes import PowerMode
 
     parts: tuple[tuple[str, Callable[[Any], str]], ...] = (

@@ -260,8 +260,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             if not self._fleet.agents.is_connected(device_id) or device.state is DeviceState.DEGRADED:
                 # The agent of a degraded device would drop the order.
                 reason = f"it is {device.state.value}: repeat the command when it is ready"
-            elif not self._orders.knows_workloads(device_id):
-                reason = "its agent is too old for this command: update it"
             else:
                 try:
                     self._orders.order_profile(device_id, order)

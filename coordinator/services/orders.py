@@ -130,12 +130,6 @@ class Orders:
         self._announcements: dict[Kind, tuple[int, Sequence[Workload], session_pb2.SessionResponse]] = {}
         self._sharing: asyncio.Task[None] | None = None
         self._streams: dict[str, ResponseStream] = {}
-        # Devices whose agents speak protocol 2.1 or later; older ones do not name workloads.
-        self._know_workloads: set[str] = set()
-        # Devices whose agents speak protocol 2.2 or later.
-        self._learn_from_others: set[str] = set()
-        # Devices whose agents speak protocol 2.7 or later.
-        self._hear_of_revocations: set[str] = set()
         # Devices that wait for an announcement, with the method that sends it.
         self._not_announced: dict[tuple[Callable[[str], None], str], None] = {}
         self._announcing: asyncio.Task[None] | None = None
@@ -149,32 +143,11 @@ class Orders:
         """The most measured modes of a workload that devices of one kind learn from each other."""
         return self._shared.most
 
-    def begin(
-        self,
-        device_id: str,
-        stream: ResponseStream,
-        knows_workloads: bool = False,
-        learns_from_others: bool = False,
-        hears_of_revocations: bool = False,
-    ) -> None:
-        """Begin to send a device's orders to a stream.
-
-        Args:
-            device_id: the device.
-            stream: the responses of its session.
-            knows_workloads: the agent speaks protocol 2.1 or later.
-            learns_from_others: the agent speaks protocol 2.2 or later.
-            hears_of_revocations: the agent speaks protocol 2.7 or later.
-        """
+    def begin(self, device_id: str, stream: ResponseStream) -> None:
+        """Begin to send a device's orders to a stream, the responses of its session."""
         self._streams[device_id] = stream
-        (self._hear_of_revocations.add if hears_of_revocations else self._hear_of_revocations.discard)(device_id)
         if self._revoked():
             self._tell_of_revocations(device_id)
-        (self._learn_from_others.add if learns_from_others else self._learn_from_others.discard)(device_id)
-        if not knows_workloads:
-            self._know_workloads.discard(device_id)
-            return
-        self._know_workloads.add(device_id)
         if self._fleet.flower.live_workloads():
             self._announce(device_id)
 
@@ -188,21 +161,18 @@ class Orders:
             )
         if self._streams.get(device_id) is stream:  # otherwise a newer session has begun
             del self._streams[device_id]
-            self._know_workloads.discard(device_id)
-            self._learn_from_others.discard(device_id)
-            self._hear_of_revocations.discard(device_id)
 
-    def knows_workloads(self, device_id: str) -> bool:
-        """Whether a device has a session with an agent that names workloads."""
-        return device_id in self._know_workloads
+    def has_session(self, device_id: str) -> bool:
+        """Whether a device has a session, so that orders can be sent to it."""
+        return device_id in self._streams
 
     def announce_workloads(self) -> None:
-        """Announce the workloads of all live runs to all devices that name workloads, in the background."""
-        self._announce_soon(self._know_workloads)
+        """Announce the workloads of all live runs to all devices, in the background."""
+        self._announce_soon(self._streams)
 
     def announce_revocations(self) -> None:
         """Tell all devices which certificates were revoked, in the background."""
-        self._announce_soon(self._hear_of_revocations, self._tell_of_revocations)
+        self._announce_soon(self._streams, self._tell_of_revocations)
 
     def modes_measured(self, device: DeviceRecord, workload: str, measured: tuple[Measurement, ...]) -> None:
         """Schedule passing on a device's measured modes of a workload to devices that have measured fewer.
@@ -228,7 +198,7 @@ class Orders:
             shared, self._to_share = self._to_share, set()
             live = {workload.name for workload in self._fleet.flower.live_workloads()[: self._max_workloads]}
             self._shared.keep(live)
-            self._announce_soon(each for each in self._learn_from_others if self._may_learn(each, shared, live))
+            self._announce_soon(each for each in self._streams if self._may_learn(each, shared, live))
 
     def _may_learn(self, device_id: str, shared: Collection[tuple[Kind, str]], live: Collection[str]) -> bool:
         """Whether a device has measured fewer modes of a live workload than it can now learn from others."""
@@ -247,7 +217,7 @@ class Orders:
             self._announcing = background_task("announce workloads", self._announce_in_steps())
 
     def order_profile(self, device_id: str, order: session_pb2.ProfileOrder) -> None:
-        """Order a device that names workloads to measure modes.
+        """Order a device with a session to measure modes.
 
         Raises:
             QuotaExceededError: too many earlier orders wait for the device.
@@ -285,11 +255,11 @@ class Orders:
             await asyncio.sleep(max(busy_s, min(_PAUSE_S, _SPREAD_S * _SENT_AT_ONCE / max(1, len(waiting)))))
 
     def _announce(self, device_id: str) -> None:
-        if device_id in self._know_workloads:
+        if device_id in self._streams:
             self._streams[device_id].send_soon(self._announcement(device_id))
 
     def _tell_of_revocations(self, device_id: str) -> None:
-        if device_id in self._hear_of_revocations:
+        if device_id in self._streams:
             revoked = session_pb2.RevokedCertificates(serials=self._revoked())
             self._streams[device_id].send_soon(session_pb2.SessionResponse(revoked=revoked))
 
@@ -297,7 +267,7 @@ class Orders:
         """The announcement to a device: the workloads of all live runs, with the modes that others have measured."""
         workloads = self._fleet.flower.live_workloads()[: self._max_workloads]
         device = self._fleet.agents.devices.get(device_id)
-        if device is None or device_id not in self._learn_from_others:
+        if device is None:
             return session_pb2.SessionResponse(announced=_announced(workloads))
         kind = Kind(device.board, device.provenance)
         if self._shared.is_kept(device_id, kind):

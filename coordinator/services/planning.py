@@ -385,7 +385,7 @@ class RoundPlanning:
                 del self._fronts_until_s[run_id]
                 return
             unknown = self._fleet.flower.unpredicted(run_id, node_ids)
-            if not any(map(self._orders.knows_workloads, unknown)):
+            if not any(map(self._orders.has_session, unknown)):
                 return
             await asyncio.sleep(_FRONTS_POLL_S)
 

@@ -24,7 +24,7 @@ from coordinator.state.identities import Enrolments
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
 from coordinator.state.records import DeviceRecord, StoredRecord
-from coordinator.state.workload_fronts import EVERY_WORKLOAD
+from coordinator.state.workload_fronts import UNNAMED
 from wattfleet.common.identity.certificates import Certificate
 from wattfleet.common.tasks import TokenBucket, background_task
 from wattfleet.core.errors import ImplausibleError, InvalidInputError, WattfleetError
@@ -42,7 +42,7 @@ from wattfleet_proto.convert import (
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.error_boundary import refuse, status_of
 from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS
-from wattfleet_proto.names import REVOCATIONS_MINOR, SHARING_MINOR, WORKLOADS_MINOR, common_version
+from wattfleet_proto.names import common_version
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
 if TYPE_CHECKING:
@@ -192,12 +192,11 @@ class DeviceReports:
             return after
         if body == "front":
             report = request.front
-            workload = workload_from_message(report.workload) if report.HasField("workload") else None
+            workload = workload_from_message(report.workload) if report.HasField("workload") else UNNAMED
             measured = measured_from_messages(report.measured)
             if report.no_front:
-                name = EVERY_WORKLOAD if workload is None else workload.name
                 return self._fleet.agents.report_no_front(
-                    device_id, report.no_front, report.idle_w, name, report.is_idle_with_duty
+                    device_id, report.no_front, report.idle_w, workload.name, report.is_idle_with_duty
                 )
             try:
                 reported = self._fleet.agents.report_front(
@@ -211,12 +210,10 @@ class DeviceReports:
                     report.is_idle_with_duty,
                 )
             except ImplausibleError as error:
-                name = EVERY_WORKLOAD if workload is None else workload.name
-                self._fleet.agents.refuse_front(device_id, str(error), name)
+                self._fleet.agents.refuse_front(device_id, str(error), workload.name)
                 raise
             self._take_presets(reported, report)
-            if workload is not None:
-                self._orders.modes_measured(reported, workload.name, measured)
+            self._orders.modes_measured(reported, workload.name, measured)
             return reported
         if body == "removed":
             return self._fleet.agents.remove_workload(device_id, request.removed.workload)
@@ -260,7 +257,7 @@ class DeviceReports:
         self._fleet.duties.report(device_id, kept)
 
     def _take_sample(self, device_id: str, lease: session_pb2.Lease) -> None:
-        """Record a sample of a board's sensors; agents before protocol 2.7 send none."""
+        """Record a sample of a board's sensors, if there is one."""
         if not lease.HasField("sample"):
             return
         try:
@@ -413,17 +410,13 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if first is _EOF:
             return
         protocol = common_version(first.hello.protocol)
-        knows_workloads = protocol.minor >= WORKLOADS_MINOR
         certificate = certificate_of(context)
-        lease = self._begin(first.hello, context.peer(), knows_workloads, certificate)
+        lease = self._begin(first.hello, context.peer(), certificate)
         stream = ResponseStream(context.write)
         ended: tuple[grpc.StatusCode, str] | None = None
         try:
             await stream.write(session_pb2.SessionResponse(welcome=self._welcome(protocol)))
-            minor = protocol.minor
-            self._orders.begin(
-                lease.device_id, stream, knows_workloads, minor >= SHARING_MINOR, minor >= REVOCATIONS_MINOR
-            )
+            self._orders.begin(lease.device_id, stream)
             del first, protocol  # frees the memory, because ten thousand sessions last for days
             # Grants that became due after the Hello may have been sent to the session that this one replaces.
             self._fleet.rounds.grants.session_began(lease.device_id, self._now_s())
@@ -438,15 +431,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if ended is not None:
             await refuse(context, *ended)
 
-    def _begin(
-        self, hello: session_pb2.Hello, connection: str, knows_workloads: bool, certificate: Certificate | None
-    ) -> Lease:
+    def _begin(self, hello: session_pb2.Hello, connection: str, certificate: Certificate | None) -> Lease:
         """Begin the session of a Hello, and return its lease.
 
         Args:
             hello: the session's first message.
             connection: the agent's address and port.
-            knows_workloads: the agent speaks protocol 2.1 or later.
             certificate: the certificate of the connection; None on plaintext.
 
         Raises:
@@ -469,9 +459,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         is_proven = certificate is not None
         if not is_proven:
             self._leases.require_free(hello.device_id, hello.installation)
-        connected = self._fleet.agents.connect(
-            hello.device_id, hello.board, provenance, hello.mode_count, knows_workloads
-        )
+        connected = self._fleet.agents.connect(hello.device_id, hello.board, provenance, hello.mode_count)
         self._fleet.rounds.grants.greeted(hello.device_id)
         if is_new:
             self._enrolments.add(connection, host_of(connection))
@@ -501,7 +489,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             reconnect_s=pace.reconnect_s,
             protocol=protocol,
             grant_lifetime_s=self._fleet.rounds.grants.lifetime_s,
-            share_modes=self._orders.share_modes if protocol.minor >= SHARING_MINOR else 0,
+            share_modes=self._orders.share_modes,
         )
 
     async def _serve(self, lease: Lease, context: Any, stream: ResponseStream) -> None:

@@ -303,9 +303,9 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     def _device_workload(
         self, record: DeviceRecord, known: WorkloadFront, lengths: UsualLengths, limit_w: float | None
     ) -> view_pb2.DeviceWorkload:
-        claims, name = self._fleet.agents.claims, None if known.workload is None else known.name
+        claims, name = self._fleet.agents.claims, known.name
         return view_pb2.DeviceWorkload(
-            workload=None if known.workload is None else workload_to_message(known.workload),
+            workload=workload_to_message(known.workload),
             profiled_modes=known.profiled_modes,
             minibatches_per_epoch=known.minibatches_per_epoch,
             fastest_epoch_s=_fastest_epoch_s(known, record, lengths, limit_w),

@@ -13,7 +13,7 @@ from coordinator.errors import UnknownRecordError
 from coordinator.settings import ClaimSettings
 from coordinator.state.names import abbreviate, require_name
 from coordinator.state.records import LONGEST_TEXT, DeviceRecord, ObservedTraining, RoundRecord
-from coordinator.state.workload_fronts import EVERY_WORKLOAD, UsualLengths, WorkloadFront
+from coordinator.state.workload_fronts import UNNAMED, UsualLengths, WorkloadFront
 from wattfleet.core.budgets import Supplies
 from wattfleet.core.choosing import Front
 from wattfleet.core.errors import ImplausibleError, InvalidInputError
@@ -175,8 +175,6 @@ class Claims:
             front = device.front_for(name)
             if name in refused:
                 return refused[name]
-            if EVERY_WORKLOAD in refused and (front is None or front.name == EVERY_WORKLOAD):
-                return refused[EVERY_WORKLOAD]
             if name in trusts and front is not None:
                 reason = trusts[name].exclusion_reason(front.front, self._max_contradictions)
                 if reason is not None:
@@ -341,9 +339,7 @@ class Agents:
 
     # --- reports ------------------------------------------------------------------------------------------------
 
-    def connect(
-        self, device_id: str, board: str, provenance: str, mode_count: int, names_workloads: bool = False
-    ) -> DeviceRecord:
+    def connect(self, device_id: str, board: str, provenance: str, mode_count: int) -> DeviceRecord:
         """Begin a device's session, or replace the one that it has.
 
         Args:
@@ -351,8 +347,6 @@ class Agents:
             board: its kind of board.
             provenance: where its measurements come from.
             mode_count: the number of its power modes.
-            names_workloads: its agent speaks protocol 2.1 or later. A front for every workload then dates from before
-                its upgrade and is dropped; agents report their fronts again in each session.
 
         Raises:
             InvalidInputError: the id or the board is not printable, or the id was enrolled as another kind of board.
@@ -370,8 +364,6 @@ class Agents:
         self._placement.supply_of(device_id)  # refuse a misplaced device here, not when a round is planned
         self._connected.add(device_id)
         record = known or DeviceRecord(device_id, board, provenance, mode_count)
-        if names_workloads:
-            record = self._without_front(record, EVERY_WORKLOAD)
         return self._put(replace(record, state=DeviceState.ENROLLED, mode_count=mode_count, detail=""))
 
     def disconnect(self, device_id: str) -> DeviceRecord:
@@ -398,7 +390,7 @@ class Agents:
         idle_w: float,
         profiled_modes: int,
         reference_digest: str,
-        workload: Workload | None = None,
+        workload: Workload = UNNAMED,
         minibatches_per_epoch: int | None = None,
         is_idle_with_duty: bool = False,
     ) -> DeviceRecord:
@@ -412,7 +404,7 @@ class Agents:
             idle_w: watts while parked.
             profiled_modes: the number of modes that it has measured for the workload.
             reference_digest: digest of the reference predictor behind the front; empty for none.
-            workload: as the device knows it; None if the front counts for every workload.
+            workload: as the device knows it.
             minibatches_per_epoch: in one pass over the device's data; None if it is unknown.
             is_idle_with_duty: while parked, the device answers requests.
 
@@ -435,9 +427,7 @@ class Agents:
             )
         reported = WorkloadFront(front, workload, minibatches_per_epoch, profiled_modes, sys.intern(reference_digest))
         self.claims.front_accepted(device_id, reported.name)
-        # A device that names its workloads was upgraded meanwhile: drop its old front for every workload.
-        replaced = {reported.name, EVERY_WORKLOAD}
-        others = tuple(each for each in before.fronts if each.name not in replaced)
+        others = tuple(each for each in before.fronts if each.name != reported.name)
         known = next((each for each in before.fronts if each.name == reported.name), None)
         if known is not None and known.front.equals(front):
             reported = replace(reported, front=known.front)
@@ -445,8 +435,6 @@ class Agents:
         dropped = others[: max(0, len(others) + 1 - self._max_workloads)]
         self.claims.forget(device_id, [each.name for each in dropped])
         after = replace(before, fronts=(*others[len(dropped) :], reported), idle_w=idle_w)
-        if workload is None:
-            after = replace(after, profiled_modes=profiled_modes)
         if after == before:
             return before
         return self._put(after)
@@ -456,7 +444,7 @@ class Agents:
         device_id: str,
         reason: str,
         idle_w: float,
-        workload: str = EVERY_WORKLOAD,
+        workload: str = UNNAMED.name,
         is_idle_with_duty: bool = False,
     ) -> DeviceRecord:
         """Record why a device has no front for a workload now, and drop its earlier front.
@@ -467,7 +455,7 @@ class Agents:
             device_id: the device.
             reason: for people.
             idle_w: watts while parked.
-            workload: name of the workload; `EVERY_WORKLOAD` if its one front counts for all.
+            workload: name of the workload.
             is_idle_with_duty: while parked, the device answers requests.
 
         Raises:
@@ -497,7 +485,7 @@ class Agents:
             self._profiling.discard(device_id)
         self.claims.forget_devices(device_ids)
 
-    def refuse_front(self, device_id: str, reason: str, workload: str = EVERY_WORKLOAD) -> DeviceRecord:
+    def refuse_front(self, device_id: str, reason: str, workload: str = UNNAMED.name) -> DeviceRecord:
         """Leave a device out of a workload's new rounds until it reports a plausible front.
 
         Its older front and its idle power stay.

@@ -41,7 +41,7 @@ class PresetPoints:
         self._by_device[device_id] = {**kept, workload: presets}
 
     def of(self, device_id: str, workload: str) -> tuple[PresetPoint, ...]:
-        """A device's presets for a workload; none while it is disconnected, and from agents before protocol 2.7."""
+        """A device's presets for a workload; none while it is disconnected, or if it has reported none."""
         return self._by_device.get(device_id, {}).get(workload, ())
 
     def forget(self, device_ids: Iterable[str]) -> None:

@@ -83,7 +83,7 @@ class LiveSamples:
         return sample.throttle_events > before.throttle_events
 
     def of(self, device_id: str) -> BoardSample | None:
-        """A device's latest sample; None while it is disconnected, and from agents before protocol 2.7."""
+        """A device's latest sample; None while it is disconnected, or if it has sent none."""
         return self._by_device.get(device_id)
 
     def forget(self, device_ids: Iterable[str]) -> None:
@@ -147,7 +147,7 @@ class PowerDraw:
             self._operator.supply_of(device.device_id),
             self._operator.rules_of(device.device_id).limit_w,
             self._operator.tags_of(device.device_id),
-            None if known.workload is None else known.workload.facts.batch,
+            known.workload.facts.batch,
             known.profiled_modes,
             known.is_length_assumed,
         )

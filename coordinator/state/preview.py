@@ -109,7 +109,7 @@ class KnownWorkload:
 
 
 def known_workloads(fleet: Fleet) -> list[KnownWorkload]:
-    """The workloads of all runs and of all fronts, by name, without fronts that count for every workload."""
+    """The workloads of all runs and of all fronts, by name."""
     found: dict[str, KnownWorkload] = {}
     for run in fleet.flower.runs.values():
         known = found.setdefault(run.workload.name, KnownWorkload(run.workload))
@@ -119,8 +119,6 @@ def known_workloads(fleet: Fleet) -> list[KnownWorkload]:
             known.live_run_ids.append(run.run_id)
     for device in fleet.agents.devices.values():
         for each in device.fronts:
-            if each.workload is None:
-                continue
             known = found.setdefault(each.name, KnownWorkload(each.workload))
             known.device_count += 1
             if each.profiled_modes:

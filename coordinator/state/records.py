@@ -233,7 +233,7 @@ class DeviceRecord:
         return self.fronts[-1] if self.fronts else None
 
     def front_for(self, workload: str) -> WorkloadFront | None:
-        """The front for a workload, or else the one for every workload; None if there is neither."""
+        """The front for a workload; None if there is none."""
         return front_for(self.fronts, workload)
 
     @property

@@ -11,11 +11,8 @@ from wattfleet.core.choosing import Front
 from wattfleet.core.errors import ImplausibleError
 from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
 
-EVERY_WORKLOAD = ""
-"""Replaces a workload's name: the only front of an agent before protocol 2.1 counts for every workload."""
-
 UNNAMED = Workload("unnamed")
-"""The workload of an app before protocol 2.1, which does not state one."""
+"""The workload of a run, or of a front, that states none."""
 
 
 @lru_cache(maxsize=1024)
@@ -30,49 +27,41 @@ class WorkloadFront:
 
     Attributes:
         front: as the device reported it.
-        workload: what the device knows about the workload; None if the front counts for every workload.
+        workload: what the device knows about the workload.
         minibatches_per_epoch: in one pass over the device's data; None if it is unknown. The front then assumes
-            `ASSUMED_MINIBATCHES_PER_EPOCH`, unless it counts for every workload.
+            `ASSUMED_MINIBATCHES_PER_EPOCH`.
         profiled_modes: the number of measured modes; 0 for a front from the reference predictor alone.
         reference_digest: digest of the reference predictor behind the front.
     """
 
     front: Front
-    workload: Workload | None = None
+    workload: Workload = UNNAMED
     minibatches_per_epoch: int | None = None
     profiled_modes: int = 0
     reference_digest: str = ""
 
     def __post_init__(self) -> None:
-        if self.workload is not None:
-            object.__setattr__(self, "workload", _shared(self.workload))
+        object.__setattr__(self, "workload", _shared(self.workload))
 
     @property
     def name(self) -> str:
-        """The workload's name, or `EVERY_WORKLOAD`."""
-        return EVERY_WORKLOAD if self.workload is None else self.workload.name
+        """The workload's name."""
+        return self.workload.name
 
     @property
     def has_choice(self) -> bool:
         """Whether a plan may choose the device's batch."""
-        return self.workload is not None and self.workload.choice is not None
+        return self.workload.choice is not None
 
     @property
     def is_length_assumed(self) -> bool:
         """Whether the front assumes a number of minibatches per epoch."""
-        return self.workload is not None and self.minibatches_per_epoch is None
+        return self.minibatches_per_epoch is None
 
 
 def front_for(fronts: Iterable[WorkloadFront], workload: str) -> WorkloadFront | None:
-    """The front for a workload, or else the one that counts for every workload; None if there is neither."""
-    found = None
-    for each in fronts:
-        name = each.name
-        if name == workload:
-            return each
-        if name == EVERY_WORKLOAD:
-            found = each
-    return found
+    """The front for a workload; None if there is none."""
+    return next((each for each in fronts if each.name == workload), None)
 
 
 class UsualLengths:

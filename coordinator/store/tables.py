@@ -57,7 +57,7 @@ from coordinator.state.records import (
     SupplyOverride,
     UnplannedRound,
 )
-from coordinator.state.workload_fronts import EVERY_WORKLOAD, WorkloadFront
+from coordinator.state.workload_fronts import WorkloadFront
 from wattfleet.common.identity.peers import Peer, Role
 from wattfleet.core.budgets import Override
 from wattfleet.core.choosing import Front
@@ -144,7 +144,6 @@ class DeviceFront(Base):
 
     __tablename__ = "workload_front"
     device_id: Mapped[str] = mapped_column(primary_key=True)
-    # Empty if the front counts for every workload.
     workload: Mapped[str] = mapped_column(primary_key=True)
     facts: Mapped[dict[str, Any]] = mapped_column(JsonText)
     points: Mapped[bytes]
@@ -521,8 +520,8 @@ def workload_front_values(device_id: str, known: WorkloadFront) -> Values:
     return {
         "device_id": device_id,
         "workload": known.name,
-        "facts": {} if known.workload is None else _facts_values(known.workload),
-        "points": front_bytes(known.front, known.workload is not None and known.workload.batches is not None),
+        "facts": _facts_values(known.workload),
+        "points": front_bytes(known.front, known.workload.batches is not None),
         "minibatches_per_epoch": known.minibatches_per_epoch,
         "profiled_modes": known.profiled_modes,
         "reference_digest": known.reference_digest,
@@ -537,7 +536,7 @@ def workload_front(row: Row[Any]) -> WorkloadFront:
     """
     return WorkloadFront(
         front_from_bytes(row.points, _BATCHES in row.facts),
-        None if row.workload == EVERY_WORKLOAD else _workload(row.workload, row.facts),
+        _workload(row.workload, row.facts),
         row.minibatches_per_epoch,
         row.profiled_modes,
         sys.intern(row.reference_digest),
@@ -650,7 +649,7 @@ def round_record(row: Row[Any], observations: Iterable[ObservedTraining]) -> Rou
         run_id=row.run_id,
         number=row.number,
         epochs=row.epochs,
-        plan=plan_from_message(planning_pb2.PlanRoundResponse.FromString(row.plan), row.epochs),
+        plan=plan_from_message(planning_pb2.PlanRoundResponse.FromString(row.plan)),
         nodes=row.nodes,
         idle_w=row.idle_w,
         observations={observed.device_id: observed for observed in observations},

@@ -140,7 +140,6 @@ def profile_manually(
     fitting = FittingHere(transfer, device.modes)
     _require_power(device)
     _create(state_directory)
-    folders.move_in_earlier(settings.minibatches_per_epoch)
     require_same_device(folders.folder(name) / PROFILE_FILE, header)
     folder = folders.prepare(known)
     with Journal.open(folder / PROFILE_FILE, header) as journal:

@@ -97,10 +97,6 @@ class Workloads:
         """Return a workload's name on this device: a run that does not name one trains the default workload."""
         return self._default.workload.name if announced in ("", UNNAMED) else announced
 
-    def is_default(self, learner: OnlineLearner) -> bool:
-        """Return whether a learner is that of runs that do not name a workload."""
-        return learner.known.workload.name == self._default.workload.name
-
     def learner(self, name: str) -> OnlineLearner:
         """Return the learner of a workload; open it if necessary.
 

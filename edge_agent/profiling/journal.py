@@ -68,9 +68,8 @@ class ModeRecord:
         seconds: time spent measuring, device-clock seconds.
         fetch_stall_ms: median time that a minibatch waited for its data, ms; None if unknown.
         compute_ms: median time that it computed, ms; None if unknown.
-        first_minibatch_ms: time of a training's first minibatch, ms; None if it was not measured, or an earlier version
-            wrote the line.
-        batch: samples in a minibatch; None for the header's number, as in lines written by earlier versions.
+        first_minibatch_ms: time of a training's first minibatch, ms; None if it was not measured.
+        batch: samples in a minibatch; None for the header's number.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0, or another figure is not finite and at least
@@ -120,7 +119,7 @@ class Discarded:
         reason: what disturbed it.
         minibatches: minibatches that were trained for it.
         seconds: time spent on it, device-clock seconds.
-        overloaded: whether the board got too hot or throttled; False if an earlier version wrote the line.
+        overloaded: whether the board got too hot or throttled.
     """
 
     mode: PowerMode
@@ -211,13 +210,11 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 def to_line(record: Record) -> dict[str, Any]:
     """Return the record as a JSON object."""
     name = _NAMES.get(type(record))
-    line = asdict(record) if name is None else {"kind": name, **asdict(record)}
-    # An unstated batch is left out, so that earlier versions can read the line.
-    return {key: value for key, value in line.items() if key != "batch" or value is not None}
+    return asdict(record) if name is None else {"kind": name, **asdict(record)}
 
 
 def from_line(line: Mapping[str, Any]) -> Record:
-    """Read a line that `to_line` wrote, in this version or an earlier one.
+    """Read a line that `to_line` wrote.
 
     Raises:
         KeyError: the kind is unknown, or the mode is missing.
@@ -291,12 +288,12 @@ class JournalHeader:
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> JournalHeader:
-        """Read a journal's first line, of this version or an earlier one.
+        """Read a journal's first line.
 
         Raises:
             TypeError: a field is missing or unknown, or has another type.
         """
-        header = cls(**{name: value for name, value in _renamed(line).items() if name != "journal"})
+        header = cls(**{name: value for name, value in line.items() if name != "journal"})
         texts = (header.device_id, header.board_kind, header.provenance, header.workload)
         if type(header.minibatch) is not int or header.minibatch < 1 or not all(isinstance(it, str) for it in texts):
             raise TypeError("a field has another type")
@@ -501,11 +498,6 @@ def _parsed(path: Path, complete: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-def _renamed(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a first line with current names: earlier versions wrote the provenance as `evidence`."""
-    return {"provenance" if name == "evidence" else name: value for name, value in line.items()}
-
-
 def read_header(path: Path) -> JournalHeader | None:
     """Return the header of a journal; None if there is no journal, or its first line is incomplete.
 
@@ -542,9 +534,8 @@ def require_same_device(path: Path, header: JournalHeader) -> None:
         _stored_header(path, {"journal": _FORMAT, **asdict(stored)}, header)
 
 
-def _stored_header(path: Path, first: Mapping[str, Any], header: JournalHeader) -> JournalHeader:
+def _stored_header(path: Path, line: Mapping[str, Any], header: JournalHeader) -> JournalHeader:
     """Return the header of an existing journal, which has to belong to the same device."""
-    line = _renamed(first)
     expected = {"journal": _FORMAT, **asdict(header)}
     for free in ("workload", "minibatch"):
         expected.pop(free)

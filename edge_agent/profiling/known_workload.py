@@ -18,7 +18,7 @@ from wattfleet.core.modes import (
 from wattfleet_proto.limits import MAX_MINIBATCHES_PER_EPOCH
 
 UNNAMED = "unnamed"
-"""The workload of a run that does not name one, as apps before protocol 2.1."""
+"""The workload of a run that does not name one."""
 
 BUILT_IN = "built-in"
 """The workload of a virtual board if a run does not name one."""
@@ -134,7 +134,7 @@ class KnownWorkload:
             ValueError, KeyError, TypeError, InvalidInputError: the content is damaged.
         """
         facts = dict(content["facts"])
-        length, too_large = content["minibatches_per_epoch"], content.get("too_large_batch")  # absent before 2.3
+        length, too_large = content["minibatches_per_epoch"], content["too_large_batch"]
         if any(number is not None and type(number) is not int for number in (length, too_large)):
             raise TypeError("minibatches_per_epoch or too_large_batch is not a whole number")
         facts = {**facts, "task": Task(facts["task"]), "processor": Processor(facts["processor"])}

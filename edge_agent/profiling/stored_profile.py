@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edge_agent.devices.device import Device
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE, WORKLOAD_FILE, WORKLOADS_DIRECTORY
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, read_header
-from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
+from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.mode_measurement import ExcludedModes
 from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file, require_own_folder
 from wattfleet.common.parsing import parse_json
@@ -215,7 +215,6 @@ def chosen_workload(state_directory: Path, workload: str | None = None) -> Store
 
     Raises:
         InvalidInputError: there is no such workload, or there are several and none was named.
-        JournalError: the profile of an earlier version is damaged.
     """
     stored = WorkloadFolders(state_directory).stored()
     names = ", ".join(repr(each.name) for each in stored)
@@ -282,7 +281,7 @@ def require_profile_of(device: Device, measured: MeasuredProfile, state_director
 
 
 # --- Workload folders -------------------------------------------------------------------------------------------------
-# The folders of a state directory, one per workload; moves files of earlier versions into them.
+# The folders of a state directory, one per workload.
 
 _READABLE_CHARACTERS = 40
 
@@ -321,7 +320,6 @@ class WorkloadFolders:
     """
 
     def __init__(self, state_directory: Path) -> None:
-        self._state_directory = state_directory
         self._root = state_directory / WORKLOADS_DIRECTORY
         self._last_use: int | None = None
         self._noting = threading.Lock()
@@ -333,25 +331,18 @@ class WorkloadFolders:
     def stored(self) -> list[StoredWorkload]:
         """Return all workloads, the most recently used first; log and leave out folders without a usable description.
 
-        This includes a profile that an earlier version left in the state directory itself, unless its workload has a
-        folder.
-
         Raises:
             InvalidInputError: a folder cannot be read.
-            JournalError: the profile of an earlier version is damaged.
         """
         found = []
         try:
             for folder in sorted(self._root.iterdir()) if self._root.is_dir() else []:
                 if not folder.is_symlink() and folder.is_dir() and (stored := _described(folder)) is not None:
                     found.append(stored)
-            earlier = self._earlier()
         except PermissionError as error:
             raise InvalidInputError(
                 f"{error.filename}: no permission to read it; run this as root, or as a member of its group"
             ) from None
-        if earlier is not None and all(stored.name != earlier.workload.name for stored in found):
-            found.append(StoredWorkload(earlier, self._state_directory, 0))
         return sorted(found, key=lambda stored: -stored.last_use)
 
     def prepare(self, known: KnownWorkload) -> Path:
@@ -411,44 +402,6 @@ class WorkloadFolders:
                 except OSError:
                     continue  # it was removed meanwhile
         return sizes
-
-    def move_in_earlier(self, minibatches_per_epoch: int | None) -> None:
-        """Move a profile and a predictor, which earlier versions kept in the state directory itself, into a folder.
-
-        Args:
-            minibatches_per_epoch: the number stated to earlier versions for their only workload; None if unknown.
-
-        Raises:
-            InvalidInputError: they cannot be moved.
-            JournalError: the profile cannot be read, or its first line is damaged.
-        """
-        profile, predictor = self._state_directory / PROFILE_FILE, self._state_directory / PREDICTOR_DIRECTORY
-        known = self._earlier()
-        if known is None:
-            return
-        if minibatches_per_epoch is not None:
-            known = known.completed(known.workload.facts, minibatches_per_epoch)
-        folder = self.folder(known.workload.name)
-        if (folder / PROFILE_FILE).exists():
-            _log.warning("%s: is not used, but kept, since %s holds the same workload", profile, folder)
-            return
-        self.prepare(known)
-        try:
-            if predictor.is_dir() and not (folder / PREDICTOR_DIRECTORY).exists():
-                os.replace(predictor, folder / PREDICTOR_DIRECTORY)
-            os.replace(profile, folder / PROFILE_FILE)
-        except OSError as error:
-            raise InvalidInputError(f"{error.filename}: cannot be moved to {folder}: {error.strerror}") from None
-        _log.info("the profile of an earlier version is now the workload %r in %s", known.workload.name, folder)
-
-    def _earlier(self) -> KnownWorkload | None:
-        path = self._state_directory / PROFILE_FILE
-        header = read_header(path)
-        if header is None:
-            return None
-        # In earlier versions, a virtual board simulated its reference's workload, which the header names.
-        name = header.workload if header.provenance == "hardware" else BUILT_IN
-        return KnownWorkload(Workload(name, WorkloadFacts(batch=header.minibatch)))
 
 
 def _described(folder: Path) -> StoredWorkload | None:

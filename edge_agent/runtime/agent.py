@@ -54,7 +54,6 @@ from edge_agent.session.status import LatestWelcome, SessionNews, WelcomeFile
 from edge_agent.settings import AgentSettings, DeviceSettings
 from edge_agent.training.mode_change import backed_up
 from wattfleet.common.atomic_files import (
-    close_to_others,
     make_state_folder,
     read_regular_file,
     replace_file,
@@ -143,13 +142,11 @@ def installation_name(path: Path) -> str:
     If the name cannot be stored, the agent uses it for this run only. After a restart, the coordinator then takes the
     agent for another device with the same id, until the old session has expired.
 
-    Other users may not enter the folder. One in which an earlier version has created the name is closed to them.
+    Other users may not enter the folder.
 
     Args:
         path: the file; its folder is created.
     """
-    if path.exists():
-        close_to_others(path.parent)
     try:
         stored = read_regular_file(path).decode("ascii").strip()
         if _NAME.fullmatch(stored):

@@ -30,7 +30,7 @@ from edge_agent.session.references import (
     ReferenceTrust,
     remove_old_references,
 )
-from edge_agent.session.status import LatestWelcome, announces_workloads, references_of, takes_no_front
+from edge_agent.session.status import LatestWelcome, references_of
 from edge_agent.settings import AgentSettings
 from edge_agent.training.training import TrainingWatch
 from wattfleet.common.console import plain_text
@@ -104,7 +104,6 @@ class DeviceService:
         trust = ReferenceTrust(settings.device.state_dir / TRUST_DIRECTORY)
         timeout_s, retry_s = settings.session.reference_timeout_s, settings.session.reference_retry_s
         self._references = AcceptedReferences(self._cache, trust, connect, timeout_s, retry_s)
-        self._has_warned = False
 
     @property
     def is_resting(self) -> bool:
@@ -177,9 +176,6 @@ class DeviceService:
         def removed(workload: str) -> None:
             loop.call_soon_threadsafe(self._session.report_removed, workload)
 
-        is_announcing = announces_workloads(welcome)
-        if is_announcing:
-            self._warn_of_old_options()
         making = asyncio.to_thread(
             prepare_device,
             settings,
@@ -189,12 +185,10 @@ class DeviceService:
             profile_modes,
             report,
             stopping,
-            is_announcing,
             welcome.share_modes,
             removed,
             self._resting,
             self._duty,
-            takes_no_front(welcome),
         )
         work = asyncio.create_task(making, name="make ready")
         try:
@@ -204,21 +198,6 @@ class DeviceService:
             stopping.set()
             await run_uncancelled(_discard(work))
             raise
-
-    def _warn_of_old_options(self) -> None:
-        """Log once that workloads and lengths now come from the apps."""
-        given = {
-            "--workload": self._settings.workload.name,
-            "--minibatches-per-epoch": self._settings.profile.minibatches_per_epoch,
-        }
-        names = [option for option, value in given.items() if value is not None]
-        if names and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "%s: no longer needed, as the Flower app names its workload and its data loader reports its length. "
-                "To measure before the first run, use `wattfleet agent profile`",
-                " and ".join(names),
-            )
 
     async def _serve(
         self, ready: Readiness, changed: asyncio.Task[session_pb2.Welcome], stopping: threading.Event

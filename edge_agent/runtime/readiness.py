@@ -53,10 +53,8 @@ class Readiness:
         idle_w: power of the parked device, W.
         parked: the mode between trainings.
         reference_digest: digest of the most important reference predictor.
-        is_announcing: whether the coordinator announces workloads, from protocol 2.1 on.
         ahead: modes to measure before the first round.
         share_modes: maximum of measured modes in a front's report, for other devices of this kind.
-        takes_no_front: whether the coordinator accepts the reason why there is no front, from protocol 2.5 on.
         resting_w: returns the most power that the resting device may draw while it answers requests, W; 0 without
             requests.
         presets: the board's presets by name.
@@ -66,10 +64,8 @@ class Readiness:
     idle_w: float
     parked: PowerMode
     reference_digest: str
-    is_announcing: bool
     ahead: int
     share_modes: int = 0
-    takes_no_front: bool = True
     resting_w: Callable[[], float] = lambda: 0.0
     presets: Mapping[str, PowerMode] = field(default_factory=dict)
     _announced: dict[str, set[str]] = field(default_factory=dict)
@@ -121,7 +117,7 @@ class Readiness:
         changed = [name for name, report in reports.items() if self._reported.get((own, name)) != report]
         for name in changed:
             if reason := reports[name].no_front:
-                _log.warning("trainings of the workload %r are not planned for this device: %s", name or own, reason)
+                _log.warning("trainings of the workload %r are not planned for this device: %s", name, reason)
         due = list(reports) if is_latest else changed
         self._reported.update({(own, name): reports[name] for name in due})
         return [reports[name] for name in due]
@@ -135,14 +131,8 @@ class Readiness:
             del self._reported[key]
 
     def _names_of(self, learner: OnlineLearner) -> set[str]:
-        """Return the names under which a front is reported; the empty name stands for all workloads.
-
-        Once workloads are announced, a front is used for its own workload only. Otherwise, a round would be planned
-        with the default workload's front while the modes of the announced workload are still to be measured.
-        """
+        """Return the names under which a front is reported: as announced, which differs for the default workload."""
         own = learner.known.workload.name
-        if self.workloads.is_default(learner) and not self.is_announcing:
-            return {""}
         return self._announced.get(own) or {own}
 
     def _predicted(
@@ -152,8 +142,6 @@ class Readiness:
         try:
             front, workload = learner.predicted_front()
         except NoFrontError as error:
-            if not self.takes_no_front:
-                raise
             return None, plain_text(str(error), MAX_REASON_LENGTH), [], learner.known.workload
         presets = presets_to_messages(learner.predicted_presets(self.presets)) if self.presets else []
         return front_to_message(front), "", presets, workload
@@ -168,7 +156,7 @@ class Readiness:
         workload: Workload,
     ) -> session_pb2.FrontReport:
         resting_w = self.resting_w()
-        report = session_pb2.FrontReport(
+        return session_pb2.FrontReport(
             front=front,
             no_front=no_front,
             idle_w=max(self.idle_w, resting_w),
@@ -176,13 +164,10 @@ class Readiness:
             profiled_modes=learner.profiled_modes,
             reference_digest=self.reference_digest,
             presets=presets,
+            workload=workload_to_message(replace(workload, name=name)),
+            minibatches_per_epoch=learner.known.reported_minibatches,
+            measured=map(measured_to_message, learner.measurements[: self.share_modes]),
         )
-        if name:
-            report.workload.CopyFrom(workload_to_message(replace(workload, name=name)))
-            if learner.known.reported_minibatches is not None:
-                report.minibatches_per_epoch = learner.known.reported_minibatches
-            report.measured.extend(map(measured_to_message, learner.measurements[: self.share_modes]))
-        return report
 
 
 def prepare_device(
@@ -193,12 +178,10 @@ def prepare_device(
     profile_modes: int,
     report: Callable[[Progress], None],
     stopping: threading.Event,
-    is_announcing: bool = False,
     share_modes: int = 0,
     removed: Callable[[str], None] = lambda name: None,
     resting: Callable[[PowerMode], PowerMode] = lambda parked: parked,
     duty: DutyPlanning | None = None,
-    takes_no_front: bool = True,
 ) -> Readiness:
     """Open the device's workloads, measure modes if requested, and measure idle power.
 
@@ -213,8 +196,6 @@ def prepare_device(
         profile_modes: maximum of modes to measure per workload.
         report: called after every step.
         stopping: once set, measuring and fitting raise `StoppedError`, also later in the learners.
-        is_announcing: whether the coordinator announces workloads. Otherwise the default workload is profiled first.
-        takes_no_front: whether it accepts the reason why there is no front.
         share_modes: maximum of measured modes in a front's report, for other devices of this kind.
         removed: called with the name of a workload that was removed, as the device stores too many.
         resting: maps the parking mode to the mode in which the device rests while it answers requests.
@@ -229,11 +210,8 @@ def prepare_device(
     references = usable_references(references)
     make_state_folder(identity.state_dir)
     folders = WorkloadFolders(identity.state_dir)
-    folders.move_in_earlier(profile.minibatches_per_epoch)
     default = _default_workload(device, profiled, profile.minibatches_per_epoch)
-    ahead = 0 if is_announcing else profile_modes
-    if profile.modes_first is not None:
-        ahead = min(profile.modes_first, profile_modes)
+    ahead = min(profile.modes_first or 0, profile_modes)
     for stored in folders.stored():
         try:
             require_same_device(stored.folder / PROFILE_FILE, _header(settings, device, stored.known))
@@ -254,7 +232,7 @@ def prepare_device(
 
         duty.fit = InferenceFitting(references, _header(settings, device, default), workloads.others_of, open_fitting)
     try:
-        if ahead or not is_announcing:
+        if ahead:
             workloads.learner(UNNAMED)
         parked = parked_mode(device)
         idle_w = Profiler(device).measure_idle(resting(parked), profile.idle_s) / 1e3
@@ -266,10 +244,8 @@ def prepare_device(
         idle_w,
         parked,
         references[0].digest,
-        is_announcing,
         ahead,
         share_modes,
-        takes_no_front,
         (lambda: 0.0) if duty is None else duty.resting_w,
         presets_of(device),
     )

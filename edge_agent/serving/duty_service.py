@@ -96,8 +96,6 @@ class DutyClient:
             code, details = error.code(), plain_text(error.details() or "")
             if code is grpc.StatusCode.INVALID_ARGUMENT:
                 raise InvalidInputError(details) from None
-            if code is grpc.StatusCode.UNIMPLEMENTED:
-                raise NoAgentError(f"the agent at {self._socket} does not support duties: update it") from None
             raise NoAgentError(
                 f"no agent answers at {self._socket} ({code.name}): start it with `wattfleet agent run` or `systemctl"
                 " start wattfleet-agent`, or pass its --socket"

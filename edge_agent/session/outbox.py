@@ -255,8 +255,7 @@ def _line(request: session_pb2.SessionRequest) -> bytes:
 def _parsed(line: bytes) -> session_pb2.SessionRequest | None:
     """Return the report in a line; None if the coordinator would refuse it and end the session."""
     try:
-        # Earlier versions wrote the warm-up of a front's points as `start_s`.
-        request = json_format.Parse(line.replace(b'"start_s":', b'"warmup_s":'), session_pb2.SessionRequest())
+        request = json_format.Parse(line, session_pb2.SessionRequest())
         if request.HasField("front"):
             if not request.front.no_front:
                 front_from_message(request.front.front)

@@ -450,7 +450,7 @@ class _CoordinatorFetcher(FetcherInterface):
                 session_pb2.FetchMetadataRequest(name=name), timeout=self._timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
+            if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise exceptions.DownloadHTTPError(f"there is no {name}", _NO_SUCH_FILE) from None
             details = plain_text(error.details() or error.code().name, MAX_REASON_LENGTH)
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:

@@ -20,7 +20,6 @@ from wattfleet.common.console import duration_text, plain_text
 from wattfleet.common.logs import fields
 from wattfleet.common.parsing import parse_json
 from wattfleet.core.errors import InvalidInputError
-from wattfleet_proto.names import common_version
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -30,8 +29,6 @@ _log = logging.getLogger(__name__)
 # The coordinator's latest Welcome, saved so that the agent can start while the coordinator is unreachable.
 
 
-_ANNOUNCING_MINOR = 1
-_DUTIES_MINOR = 5
 _MAX_SHOWN = 200
 """Maximum of characters of a damaged file in the log."""
 
@@ -134,7 +131,7 @@ class LatestWelcome:
             missed.cancel()
 
     async def changed_from(self, welcome: session_pb2.Welcome | None) -> session_pb2.Welcome:
-        """Wait for a Welcome with other references, another number of modes or another protocol version.
+        """Wait for a Welcome with other references or other numbers of modes.
 
         Args:
             welcome: the current one; None waits for any.
@@ -150,23 +147,13 @@ class LatestWelcome:
         self._file.store(welcome)
 
 
-def announces_workloads(welcome: session_pb2.Welcome) -> bool:
-    """Return whether the coordinator announces the workloads of its runs, as it does from protocol 2.1 on."""
-    return common_version(welcome.protocol).minor >= _ANNOUNCING_MINOR
-
-
-def takes_no_front(welcome: session_pb2.Welcome) -> bool:
-    """Return whether the coordinator accepts the reason why a device has no front, as it does from protocol 2.5 on."""
-    return common_version(welcome.protocol).minor >= _DUTIES_MINOR
-
-
 def references_of(welcome: session_pb2.Welcome) -> tuple[str, ...]:
     """Return the digests of the references to transfer from, the most important first."""
     return (welcome.reference_digest, *welcome.further_reference_digests)
 
 
-def _request_of(welcome: session_pb2.Welcome) -> tuple[tuple[str, ...], int, bool, int]:
-    return references_of(welcome), welcome.profile_modes, announces_workloads(welcome), welcome.share_modes
+def _request_of(welcome: session_pb2.Welcome) -> tuple[tuple[str, ...], int, int]:
+    return references_of(welcome), welcome.profile_modes, welcome.share_modes
 
 
 # --- Status -----------------------------------------------------------------------------------------------------------
@@ -280,7 +267,7 @@ def read_session_status(state_directory: Path) -> SessionStatus | None:
     path = state_directory / SESSION_FILE
     try:
         content = parse_json(read_regular_file(path))
-        address, problem, is_exposed = content["address"], content["problem"], content.get("is_exposed", False)
+        address, problem, is_exposed = content["address"], content["problem"], content["is_exposed"]
         if not (isinstance(address, str) and isinstance(problem, str | None) and isinstance(is_exposed, bool)):
             raise ValueError
         return SessionStatus(address, problem, path.stat().st_mtime, is_exposed)

@@ -11,19 +11,10 @@ from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import session_pb2
 
 # --- Version ----------------------------------------------------------------------------------------------------------
-# The protocol version of this release, and its compatibility with others.
+# The protocol version of this release, and which versions it understands.
 
 
-MAJOR, MINOR = 2, 7
-
-WORKLOADS_MINOR = 1
-"""The first minor version that knows workloads."""
-
-SHARING_MINOR = 2
-"""The first minor version in which devices share measured modes."""
-
-REVOCATIONS_MINOR = 7
-"""The first minor version in which agents are told of revoked certificates."""
+MAJOR, MINOR = 1, 0
 
 
 class ProtocolVersionError(WattfleetError):

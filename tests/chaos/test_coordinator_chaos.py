@@ -78,7 +78,9 @@ class SimulatedAgent:
         )
         self.outbox = Outbox(OutboxFile(self.folder / self.device_id / "outbox.jsonl"))
         self.session = CoordinatorSession(connects_to(Endpoint(self.address)), hello, welcomed, self.outbox)
-        self.session.report_front(session_pb2.FrontReport(front=front_to_message(FRONT), idle_w=3.0))
+        self.session.report_front(
+            session_pb2.FrontReport(front=front_to_message(FRONT), idle_w=3.0, minibatches_per_epoch=100)
+        )
         self.session.report_state(session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY))
         await self.session.run()
 

@@ -161,7 +161,11 @@ def agent_at(
             reports,
             agent.reporter,
             agent.workloads,
-            lambda: [session_pb2.FrontReport(front=front_to_message(agent.learner.predicted_front()[0]))],
+            lambda: [
+                session_pb2.FrontReport(
+                    front=front_to_message(agent.learner.predicted_front()[0]), minibatches_per_epoch=100
+                )
+            ],
             RecoverySettings(retry_s=retry_s),
         )
         settings = SessionSettings(grant_timeout_s=grant_timeout_s, stop_timeout_s=stop_timeout_s)
@@ -263,14 +267,12 @@ class RecordingAgent(local_pb2_grpc.LocalAgentServiceServicer):
 
     Attributes:
         socket: path of its socket.
-        protocol_minor: minor version of its protocol.
         wants: minibatches that it requests in each training.
         observed: the observation that it returns at the end of each training.
         requests: the messages that it received, by training.
     """
 
     socket: Path
-    protocol_minor: int = 1
     wants: int = 1_000_000
     observed: local_pb2.TrainingFinished = field(default_factory=local_pb2.TrainingFinished)
     requests: list[list[local_pb2.TrainRequest]] = field(default_factory=list)
@@ -284,8 +286,7 @@ class RecordingAgent(local_pb2_grpc.LocalAgentServiceServicer):
             received.append(request)
             match request.WhichOneof("body"):
                 case "start":
-                    started = local_pb2.TrainingStarted(protocol_minor=self.protocol_minor)
-                    yield local_pb2.TrainResponse(started=started)
+                    yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
                 case "minibatches":
                     measuring = len(minibatches(received)) < self.wants
                     yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))

@@ -304,7 +304,7 @@ class PlannerStub:
             names them, as the coordinator does.
         surveyed: devices that were granted a survey.
         beside: devices to let measure beside the next rounds, likewise.
-        before_predictions: whether its protocol is 2.0, which neither predicts nodes nor states uncertainties.
+        epochs: the local epochs of the latest request for a plan.
     """
 
     chosen: Sequence[str] | None = None
@@ -326,8 +326,7 @@ class PlannerStub:
     learn: Collection[str] = ()
     surveyed: set[str] = field(default_factory=set)
     beside: list[Sequence[str]] = field(default_factory=list)
-    before_get_plan: bool = False
-    before_predictions: bool = False
+    epochs: float = 0.0
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method not in planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].methods_by_name:
@@ -342,6 +341,7 @@ class PlannerStub:
             if run_id in self.taken:
                 raise StatusError(grpc.StatusCode.PERMISSION_DENIED, f"run {run_id!r} was started by another app")
             self.calls.append((method, request))
+            self.epochs = getattr(request, "epochs", self.epochs)
             if method == "ResolveNodes":
                 bindings = [self._binding(node_id) for node_id in request.node_ids if node_id in self.nodes]
                 unknown = [node_id for node_id in request.node_ids if node_id not in self.nodes]
@@ -361,8 +361,6 @@ class PlannerStub:
             if method == "PlanMeasuring":
                 return self._measuring(request)
             if method == "PredictNodes":
-                if self.before_predictions:
-                    raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
                 predictions = [self._predicted(node_id) for node_id in request.node_ids]
                 return planning_pb2.PredictNodesResponse(predictions=predictions)
             if method == "GetPlan":
@@ -416,7 +414,6 @@ class PlannerStub:
         )
 
     def _assignment(self, node_id: int) -> planning_pb2.Assignment:
-        predicted = {} if self.before_predictions else {"epoch_log_sd": 0.1, "power_log_sd": 0.2, "batch": 16}
         return planning_pb2.Assignment(
             node_id=node_id,
             device_id=self.nodes[node_id],
@@ -427,7 +424,10 @@ class PlannerStub:
             warmup_s=3.0,
             profiled_modes=self.measured.get(self.nodes[node_id], 12),
             length_assumed=self.nodes[node_id] in self.of_assumed_length,
-            **predicted,  # type: ignore[arg-type]
+            epoch_log_sd=0.1,
+            power_log_sd=0.2,
+            batch=16,
+            epochs=self.epochs,
         )
 
     def _predicted(self, node_id: int) -> planning_pb2.NodePrediction:
@@ -441,8 +441,6 @@ class PlannerStub:
         )
 
     def _current_plan(self, plan_id: str) -> planning_pb2.GetPlanResponse:
-        if self.before_get_plan:
-            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         if plan_id not in self.plans:
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"unknown plan {plan_id!r}")
         plan = planning_pb2.PlanRoundResponse()

@@ -35,7 +35,7 @@ from wattfleet.core.errors import WattfleetError
 from wattfleet.simulation.run import RunSeen
 from wattfleet_proto.convert import front_to_message, phase_to_message
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.names import MAJOR, WORKLOADS_MINOR, own_version
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import (
     identity_pb2,
     operator_pb2_grpc,
@@ -90,14 +90,9 @@ class Agent:
         device_id: str,
         kind: str = "agx-orin",
         provenance: Any = power_pb2.PROVENANCE_SIMULATED,
-        knows_workloads: bool = False,
     ) -> Any:
-        """Connect; unless the agent knows workloads, its one front counts for every workload in later sessions too."""
-        minor = WORKLOADS_MINOR if knows_workloads else WORKLOADS_MINOR - 1
-        protocol = session_pb2.ProtocolVersion(major=MAJOR, minor=minor)
-        return await self.greet(
-            session_pb2.Hello(device_id=device_id, board=kind, provenance=provenance, mode_count=7, protocol=protocol)
-        )
+        """Connect as an agent of this version."""
+        return await self.greet(session_pb2.Hello(device_id=device_id, board=kind, provenance=provenance, mode_count=7))
 
     async def greet(self, hello: session_pb2.Hello) -> Any:
         if not hello.HasField("protocol"):
@@ -186,10 +181,17 @@ class Agent:
     async def refused(self) -> None:
         raise grpc.aio.AioRpcError(await self.call.code(), None, None, await self.call.details())  # type: ignore
 
-    async def become_ready(self, device_id: str, device_front: Front, idle_w: float) -> None:
+    async def become_ready(self, device_id: str, device_front: Front, idle_w: float, workload: str = "unnamed") -> None:
         await self.hello(device_id)
         await self.lease()
-        await self.send(front=session_pb2.FrontReport(front=front_to_message(device_front), idle_w=idle_w))
+        await self.send(
+            front=session_pb2.FrontReport(
+                front=front_to_message(device_front),
+                idle_w=idle_w,
+                workload=power_pb2.Workload(name=workload),
+                minibatches_per_epoch=100,
+            )
+        )
         await self.send(state=READY)
 
     async def goodbye(self) -> None:

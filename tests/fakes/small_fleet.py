@@ -27,7 +27,7 @@ ORIN_NODE, NANO_NODE = 2**64 - 1, 2**63 + 5
 def make_ready(fleet: Fleet, device_id: str, device_front: Front, idle_w: float, node_id: int) -> None:
     """Report what makes a device ready for plans, and pair Flower's node with it."""
     fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096)
-    fleet.agents.report_front(device_id, device_front, idle_w, 50, "d" * 64)
+    fleet.agents.report_front(device_id, device_front, idle_w, 50, "d" * 64, minibatches_per_epoch=100)
     fleet.agents.report_state(device_id, DeviceState.READY, 50, "parked")
     fleet.flower.bind_node(node_id, device_id)
 

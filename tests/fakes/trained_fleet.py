@@ -18,7 +18,6 @@ from wattfleet.core.choosing import Front
 from wattfleet.core.modes import BOARDS
 from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.names import WORKLOADS_MINOR
 from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
 
 DEVICES = {f"{board}-{k}": (board, k) for board in ("agx-orin", "orin-nano") for k in range(1, 5)}
@@ -64,14 +63,17 @@ class Trained:
         for device_id, (board, k) in DEVICES.items():
             agent = self.agents[device_id] = self.client.agent()
             hello = hello_of(device_id, board)
-            hello.mode_count, hello.protocol.minor = 18_096, WORKLOADS_MINOR - 1  # one front for every workload
+            hello.mode_count = 18_096
             await agent.greet(hello)
             await agent.lease()
             speed = 10.0 + 2 * k + (15 if board == "orin-nano" else 0)
             watts = 18.0 if board == "agx-orin" else 8.0
             points = [(speed * slow, watts / slow**0.8 + 6) for slow in (1.0, 1.3, 1.7, 2.4)]
             report = session_pb2.FrontReport(
-                front=front_message(board, points), idle_w=4.0, presets=preset_messages(board, points)
+                front=front_message(board, points),
+                idle_w=4.0,
+                presets=preset_messages(board, points),
+                minibatches_per_epoch=100,
             )
             await agent.send(front=report)
             await agent.send(

@@ -157,7 +157,9 @@ def _knobs(board: Device, folder: Path) -> bytes:
 def _outbox(folder: Path) -> bytes:
     outbox = Outbox(OutboxFile(folder / "outbox.jsonl"))
     points = front_to_message(front((10, 50), (20, 30)))
-    outbox.add(session_pb2.SessionRequest(front=session_pb2.FrontReport(front=points, idle_w=5.0)))
+    outbox.add(
+        session_pb2.SessionRequest(front=session_pb2.FrontReport(front=points, idle_w=5.0, minibatches_per_epoch=100))
+    )
     for number in range(3):
         seen = session_pb2.Observation(plan_id=f"7/{number}", epoch_s=20.0, power_w=30.0)
         outbox.add(session_pb2.SessionRequest(observation=seen))

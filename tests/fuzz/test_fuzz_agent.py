@@ -115,7 +115,9 @@ async def _no_coordinator_fails_an_agent_session(tmp_path: Path, campaign: Campa
                 )
                 session.report_state(session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail="parked"))
                 points = front_to_message(front((10, 50), (20, 30)))
-                session.report_front(session_pb2.FrontReport(front=points, idle_w=5.0, profiled_modes=50))
+                session.report_front(
+                    session_pb2.FrontReport(front=points, idle_w=5.0, profiled_modes=50, minibatches_per_epoch=100)
+                )
                 with campaign.judged(shown(sent, status), log):
                     running = asyncio.create_task(session.run())
                     await _until_any(hostile_coordinator.answered, session.attempted)

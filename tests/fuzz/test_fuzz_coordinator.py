@@ -108,7 +108,9 @@ class HonestSite:
             )  # fmt: skip
             await agent.greet(hello)
             await agent.lease()
-            await agent.send(front=session_pb2.FrontReport(front=front_to_message(front), idle_w=3.0))
+            await agent.send(
+                front=session_pb2.FrontReport(front=front_to_message(front), idle_w=3.0, minibatches_per_epoch=100)
+            )
             await agent.send(state=READY)
 
 

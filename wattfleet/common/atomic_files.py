@@ -148,22 +148,6 @@ def make_state_folder(folder: Path) -> None:
             raise
 
 
-def close_to_others(folder: Path) -> None:
-    """Let no other users enter a folder of this user, unless it contains files of others.
-
-    This cannot fail: without the right to change the folder, it stays as it is.
-    """
-    user = os.geteuid()
-    try:
-        mode = stat.S_IMODE(folder.stat().st_mode)
-        with os.scandir(folder) as entries:
-            owners = {folder.stat().st_uid, *(entry.stat(follow_symlinks=False).st_uid for entry in entries)}
-        if mode & stat.S_IRWXO and owners == {user}:
-            folder.chmod(mode & ~stat.S_IRWXO)
-    except OSError as error:
-        _log.debug("%s: its permissions cannot be changed: %s", folder, error.strerror)
-
-
 def remove_file(path: Path) -> None:
     """Remove a file; it is gone from the disk when this returns.
 

@@ -161,8 +161,6 @@ COLUMNS: dict[str, dict[str, str]] = {
 }
 """Columns of every table, with the pandas name of their type. Tags are separated by spaces. Labels are a JSON object.
 
-In the tables `workloads` and `fronts`, the workload is empty for an agent whose only front counts for all workloads.
-
 A round that is `unplanned` trained without a plan while its Flower server could not reach the coordinator, so that no
 budget was kept; its columns of the plan are empty.
 
@@ -230,7 +228,7 @@ class Tables:
 
     def _add_plan(self, key: tuple[str, int], view: view_pb2.RoundView) -> None:
         """Add a plan's decisions, and its assignments and supplies as first made and as trimmed."""
-        plan = plan_from_message(view.plan, view.epochs)
+        plan = plan_from_message(view.plan)
         self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in plan.decisions]
         now = {} if plan.first_planned is None else {use.supply: use for use in plan.supplies}
         self.rows["supplies"] += [

@@ -11,12 +11,11 @@ if TYPE_CHECKING:  # a ClientApp reads no plans
     from wattfleet_proto.v1 import planning_pb2
 
 
-def assignments_from_plan(plan: planning_pb2.PlanRoundResponse, epochs: float) -> dict[int, RoundAssignment]:
+def assignments_from_plan(plan: planning_pb2.PlanRoundResponse) -> dict[int, RoundAssignment]:
     """Read each chosen node's assignment from a plan's message.
 
     Args:
         plan: the plan of a round.
-        epochs: local epochs of the round, which a plan before protocol 2.4 does not state.
 
     Returns:
         The assignments by Flower's node id.
@@ -28,7 +27,7 @@ def assignments_from_plan(plan: planning_pb2.PlanRoundResponse, epochs: float) -
         each.node_id: RoundAssignment(
             plan_id=plan.plan_id,
             device_id=each.device_id,
-            epochs=each.epochs or epochs,
+            epochs=each.epochs,
             deadline_s=None if each.length_assumed else plan.deadline_s or None,
         )
         for each in plan.assignments

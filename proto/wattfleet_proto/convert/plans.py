@@ -108,13 +108,8 @@ def assignment_to_message(assignment: Assignment, node_id: int) -> planning_pb2.
     )
 
 
-def assignment_from_message(message: planning_pb2.Assignment, epochs: float) -> Assignment:
-    """Read a device's assignment from its message.
-
-    Args:
-        message: the assignment.
-        epochs: local epochs of the round, which an assignment before protocol 2.4 does not state.
-    """
+def assignment_from_message(message: planning_pb2.Assignment) -> Assignment:
+    """Read a device's assignment from its message."""
     return Assignment(
         device_id=message.device_id,
         mode=mode_from_message(message.mode),
@@ -124,7 +119,7 @@ def assignment_from_message(message: planning_pb2.Assignment, epochs: float) -> 
         warmup_s=message.warmup_s,
         epoch_log_sd=message.epoch_log_sd,
         power_log_sd=message.power_log_sd,
-        epochs=message.epochs or epochs,
+        epochs=message.epochs,
         batch=message.batch or None,
         profiled_modes=message.profiled_modes,
         is_length_assumed=message.length_assumed,
@@ -158,21 +153,16 @@ def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> pla
     )
 
 
-def plan_from_message(message: planning_pb2.PlanRoundResponse, epochs: float) -> RoundPlan:
-    """Read a round plan from its message.
-
-    Args:
-        message: the plan.
-        epochs: local epochs of the round, which plans before protocol 2.4 do not state.
-    """
+def plan_from_message(message: planning_pb2.PlanRoundResponse) -> RoundPlan:
+    """Read a round plan from its message."""
     return RoundPlan(
-        assignments=tuple(assignment_from_message(each, epochs) for each in message.assignments),
+        assignments=tuple(map(assignment_from_message, message.assignments)),
         decisions=tuple(Decision(d.device_id, d.selected, d.reason) for d in message.decisions),
         duration_s=message.duration_s,
         planned_w=message.planned_w,
         site_budget_w=message.site_budget_w,
         deadline_s=message.deadline_s or None,
         supplies=tuple(SupplyUse(use.supply, use.budget_w, use.planned_w) for use in message.supplies),
-        first_planned=plan_from_message(message.first_planned, epochs) if message.HasField("first_planned") else None,
+        first_planned=plan_from_message(message.first_planned) if message.HasField("first_planned") else None,
         enough_replies=message.enough_replies or None,
     )

@@ -34,7 +34,7 @@ class TrainRequest(_message.Message):
     def minibatches(self) -> Global___MinibatchesTrained: ...
     @_builtins.property
     def loader(self) -> Global___LoaderSeen:
-        """only to an agent of protocol 2.1 or later; not answered"""
+        """not answered"""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class LoaderSeen(_message.Message):
     minibatches_per_epoch: _builtins.int
     """the loader's length"""
     takes_planned_batch: _builtins.bool
-    """The app has asked which batch its plan has chosen, and trains with it. From protocol 2.3 on."""
+    """The app has asked which batch its plan has chosen, and trains with it."""
     after_minibatch: _builtins.bool
     """The training's first minibatch has just ended, so that its warm-up is known. False if the app reports earlier."""
     def __init__(
@@ -142,9 +142,7 @@ class MinibatchesTrained(_message.Message):
     paused: _builtins.bool
     """the loader has ended, or is not read any further; apply the assigned mode"""
     is_pass_over: _builtins.bool
-    """The loader has ended: a measurement that needs more minibatches, and its mode, may last until its next pass. From
-    protocol 2.2 on.
-    """
+    """The loader has ended: a measurement that needs more minibatches, and its mode, may last until its next pass."""
     @_builtins.property
     def minibatches(self) -> _containers.RepeatedCompositeFieldContainer[Global___MinibatchTimes]: ...
     def __init__(
@@ -198,7 +196,7 @@ class FinishTraining(_message.Message):
     epochs_done: _builtins.float
     """Epochs trained, fewer than assigned if a deadline ended the training; 0: unknown; absent: as assigned."""
     is_out_of_memory: _builtins.bool
-    """it failed because its batch did not fit into memory; from protocol 2.3 on"""
+    """it failed because its batch did not fit into memory"""
     def __init__(
         self,
         *,
@@ -277,7 +275,7 @@ class TrainingStarted(_message.Message):
 
     PROTOCOL_MINOR_FIELD_NUMBER: _builtins.int
     protocol_minor: _builtins.int
-    """of the agent, whose major version is 2; 0 from agents before protocol 2.1"""
+    """of the agent, whose major version is 1"""
     def __init__(
         self,
         *,

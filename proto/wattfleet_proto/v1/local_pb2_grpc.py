@@ -65,14 +65,14 @@ class LocalAgentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ShowTraining(self, request, context):
-        """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED.
+        """Who trains. For the device's owner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDevice(self, request, context):
-        """Names the agent's device, also while the device is being prepared. From protocol 2.7 on.
+        """Names the agent's device, also while the device is being prepared.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,9 +38,9 @@ class LocalAgentServiceStub:
     for example, the agent parks the device.
     """
     ShowTraining: _grpc.UnaryUnaryMultiCallable[_local_pb2.ShowTrainingRequest, _local_pb2.ShowTrainingResponse]
-    """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED."""
+    """Who trains. For the device's owner."""
     GetDevice: _grpc.UnaryUnaryMultiCallable[_local_pb2.GetDeviceRequest, _local_pb2.GetDeviceResponse]
-    """Names the agent's device, also while the device is being prepared. From protocol 2.7 on."""
+    """Names the agent's device, also while the device is being prepared."""
 
 @_typing.type_check_only
 class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
@@ -52,9 +52,9 @@ class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
     for example, the agent parks the device.
     """
     ShowTraining: _aio.UnaryUnaryMultiCallable[_local_pb2.ShowTrainingRequest, _local_pb2.ShowTrainingResponse]  # type: ignore[assignment]
-    """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED."""
+    """Who trains. For the device's owner."""
     GetDevice: _aio.UnaryUnaryMultiCallable[_local_pb2.GetDeviceRequest, _local_pb2.GetDeviceResponse]  # type: ignore[assignment]
-    """Names the agent's device, also while the device is being prepared. From protocol 2.7 on."""
+    """Names the agent's device, also while the device is being prepared."""
 
 class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -75,7 +75,7 @@ class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _local_pb2.ShowTrainingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_local_pb2.ShowTrainingResponse, _abc.Awaitable[_local_pb2.ShowTrainingResponse]]:
-        """Who trains. For the device's owner; an agent before this call answers UNIMPLEMENTED."""
+        """Who trains. For the device's owner."""
 
     @_abc_1.abstractmethod
     def GetDevice(
@@ -83,6 +83,6 @@ class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _local_pb2.GetDeviceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_local_pb2.GetDeviceResponse, _abc.Awaitable[_local_pb2.GetDeviceResponse]]:
-        """Names the agent's device, also while the device is being prepared. From protocol 2.7 on."""
+        """Names the agent's device, also while the device is being prepared."""
 
 def add_LocalAgentServiceServicer_to_server(servicer: LocalAgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

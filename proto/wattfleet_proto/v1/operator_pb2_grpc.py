@@ -203,7 +203,7 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetMetadata(self, request, context):
-        """Tells which signed metadata of references is served, and the coordinator's own public key; from protocol 2.6 on.
+        """Tells which signed metadata of references is served, and the coordinator's own public key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,7 +55,7 @@ class OperatorServiceStub:
     PinReference: _grpc.UnaryUnaryMultiCallable[_operator_pb2.PinReferenceRequest, _operator_pb2.PinReferenceResponse]
     """Makes agents transfer from this reference; connected agents reconnect to learn of it."""
     GetMetadata: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetMetadataRequest, _operator_pb2.GetMetadataResponse]
-    """Tells which signed metadata of references is served, and the coordinator's own public key; from protocol 2.6 on."""
+    """Tells which signed metadata of references is served, and the coordinator's own public key."""
     PublishMetadata: _grpc.UnaryUnaryMultiCallable[_operator_pb2.PublishMetadataRequest, _operator_pb2.PublishMetadataResponse]
     """Takes metadata that the operator has signed, and serves it. Idempotent."""
 
@@ -86,7 +86,7 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     PinReference: _aio.UnaryUnaryMultiCallable[_operator_pb2.PinReferenceRequest, _operator_pb2.PinReferenceResponse]  # type: ignore[assignment]
     """Makes agents transfer from this reference; connected agents reconnect to learn of it."""
     GetMetadata: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetMetadataRequest, _operator_pb2.GetMetadataResponse]  # type: ignore[assignment]
-    """Tells which signed metadata of references is served, and the coordinator's own public key; from protocol 2.6 on."""
+    """Tells which signed metadata of references is served, and the coordinator's own public key."""
     PublishMetadata: _aio.UnaryUnaryMultiCallable[_operator_pb2.PublishMetadataRequest, _operator_pb2.PublishMetadataResponse]  # type: ignore[assignment]
     """Takes metadata that the operator has signed, and serves it. Idempotent."""
 
@@ -198,7 +198,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.GetMetadataRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.GetMetadataResponse, _abc.Awaitable[_operator_pb2.GetMetadataResponse]]:
-        """Tells which signed metadata of references is served, and the coordinator's own public key; from protocol 2.6 on."""
+        """Tells which signed metadata of references is served, and the coordinator's own public key."""
 
     @_abc_1.abstractmethod
     def PublishMetadata(

@@ -62,7 +62,7 @@ class StartRunRequest(_message.Message):
     """Flower's id of the app, such as acme/digits; empty: unknown"""
     @_builtins.property
     def workload(self) -> _power_pb2.Workload:
-        """what the run trains; absent from apps before protocol 2.1"""
+        """what the run trains; absent: an unnamed workload"""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -120,7 +120,7 @@ class NodeBinding(_message.Message):
     """as the SuperNode states it"""
     pairing_problem: _builtins.str
     """Why the node cannot train on this device, with the remedy; empty: the device's agent has answered it. Absent: it was
-    not checked, as before protocol 2.7.
+    not checked.
     """
     def __init__(
         self,
@@ -329,7 +329,7 @@ class PlanRoundRequest(_message.Message):
 
     @_builtins.property
     def epoch_choice(self) -> Global___EpochChoice:
-        """absent: the plan does not choose; coordinators before protocol 2.4 ignore it"""
+        """absent: the plan does not choose"""
 
     def __init__(
         self,
@@ -389,7 +389,7 @@ class Assignment(_message.Message):
     The plan's deadline does not hold for the device.
     """
     epochs: _builtins.float
-    """local epochs to train; 0: those of the request, as before protocol 2.4"""
+    """local epochs to train"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode: ...
     def __init__(
@@ -493,7 +493,7 @@ class PlanRoundResponse(_message.Message):
     deadline_s: _builtins.float
     """seconds from the start of a device's training after which it stops; 0: none"""
     enough_replies: _builtins.int
-    """number of devices without over-selection; 0: all, as before protocol 2.4"""
+    """number of devices without over-selection; 0: all"""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]: ...
     @_builtins.property

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ewattfleet_proto/v1/power.proto\x12\x0cwattfleet.v1\"K\n\tPowerMode\x12\r\n\x05\x63ores\x18\x01 \x01(\r\x12\x0f\n\x07\x63pu_khz\x18\x02 \x01(\r\x12\x0e\n\x06gpu_hz\x18\x03 \x01(\x04\x12\x0e\n\x06mem_hz\x18\x04 \x01(\x04\"\xa2\x01\n\nFrontPoint\x12%\n\x04mode\x18\x01 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\x12\x14\n\x0c\x65poch_log_sd\x18\x04 \x01(\x01\x12\x14\n\x0cpower_log_sd\x18\x05 \x01(\x01\x12\x10\n\x08warmup_s\x18\x06 \x01(\x01\x12\r\n\x05\x62\x61tch\x18\x07 \x01(\r\"1\n\x05\x46ront\x12(\n\x06points\x18\x01 \x03(\x0b\x32\x18.wattfleet.v1.FrontPoint\"Y\n\x0bPresetPoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05point\x18\x02 \x01(\x0b\x32\x18.wattfleet.v1.FrontPoint\x12\x13\n\x0bis_measured\x18\x03 \x01(\x08\"\xe2\x02\n\x08Workload\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x04task\x18\x04 \x01(\x0e\x32\x12.wattfleet.v1.Task\x12\x12\n\x05\x62\x61tch\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0eloader_workers\x18\x06 \x01(\rH\x01\x88\x01\x01\x12*\n\tprocessor\x18\x07 \x01(\x0e\x32\x17.wattfleet.v1.Processor\x12\x17\n\nparameters\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x17\n\nstep_flops\x18\t \x01(\x01H\x03\x88\x01\x01\x12\x16\n\tprecision\x18\n \x01(\tH\x04\x88\x01\x01\x12*\n\x07\x62\x61tches\x18\x0b \x03(\x0b\x32\x19.wattfleet.v1.BatchOptionB\x08\n\x06_batchB\x11\n\x0f_loader_workersB\r\n\x0b_parametersB\r\n\x0b_step_flopsB\x0c\n\n_precisionJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"6\n\x0b\x42\x61tchOption\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\r\x12\x18\n\x10relative_samples\x18\x02 \x01(\x01*C\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x11\n\rTASK_TRAINING\x10\x01\x12\x12\n\x0eTASK_INFERENCE\x10\x02*L\n\tProcessor\x12\x19\n\x15PROCESSOR_UNSPECIFIED\x10\x00\x12\x11\n\rPROCESSOR_GPU\x10\x01\x12\x11\n\rPROCESSOR_CPU\x10\x02*t\n\nProvenance\x12\x1a\n\x16PROVENANCE_UNSPECIFIED\x10\x00\x12\x18\n\x14PROVENANCE_SIMULATED\x10\x01\x12\x17\n\x13PROVENANCE_REPLAYED\x10\x02\x12\x17\n\x13PROVENANCE_HARDWARE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ewattfleet_proto/v1/power.proto\x12\x0cwattfleet.v1\"K\n\tPowerMode\x12\r\n\x05\x63ores\x18\x01 \x01(\r\x12\x0f\n\x07\x63pu_khz\x18\x02 \x01(\r\x12\x0e\n\x06gpu_hz\x18\x03 \x01(\x04\x12\x0e\n\x06mem_hz\x18\x04 \x01(\x04\"\xa2\x01\n\nFrontPoint\x12%\n\x04mode\x18\x01 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\x12\x14\n\x0c\x65poch_log_sd\x18\x04 \x01(\x01\x12\x14\n\x0cpower_log_sd\x18\x05 \x01(\x01\x12\x10\n\x08warmup_s\x18\x06 \x01(\x01\x12\r\n\x05\x62\x61tch\x18\x07 \x01(\r\"1\n\x05\x46ront\x12(\n\x06points\x18\x01 \x03(\x0b\x32\x18.wattfleet.v1.FrontPoint\"Y\n\x0bPresetPoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05point\x18\x02 \x01(\x0b\x32\x18.wattfleet.v1.FrontPoint\x12\x13\n\x0bis_measured\x18\x03 \x01(\x08\"\xd6\x02\n\x08Workload\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x04task\x18\x04 \x01(\x0e\x32\x12.wattfleet.v1.Task\x12\x12\n\x05\x62\x61tch\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0eloader_workers\x18\x06 \x01(\rH\x01\x88\x01\x01\x12*\n\tprocessor\x18\x07 \x01(\x0e\x32\x17.wattfleet.v1.Processor\x12\x17\n\nparameters\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x17\n\nstep_flops\x18\t \x01(\x01H\x03\x88\x01\x01\x12\x16\n\tprecision\x18\n \x01(\tH\x04\x88\x01\x01\x12*\n\x07\x62\x61tches\x18\x0b \x03(\x0b\x32\x19.wattfleet.v1.BatchOptionB\x08\n\x06_batchB\x11\n\x0f_loader_workersB\r\n\x0b_parametersB\r\n\x0b_step_flopsB\x0c\n\n_precision\"6\n\x0b\x42\x61tchOption\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\r\x12\x18\n\x10relative_samples\x18\x02 \x01(\x01*C\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x11\n\rTASK_TRAINING\x10\x01\x12\x12\n\x0eTASK_INFERENCE\x10\x02*L\n\tProcessor\x12\x19\n\x15PROCESSOR_UNSPECIFIED\x10\x00\x12\x11\n\rPROCESSOR_GPU\x10\x01\x12\x11\n\rPROCESSOR_CPU\x10\x02*t\n\nProvenance\x12\x1a\n\x16PROVENANCE_UNSPECIFIED\x10\x00\x12\x18\n\x14PROVENANCE_SIMULATED\x10\x01\x12\x17\n\x13PROVENANCE_REPLAYED\x10\x02\x12\x17\n\x13PROVENANCE_HARDWARE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wattfleet_proto.v1.power_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASK']._serialized_start=845
-  _globals['_TASK']._serialized_end=912
-  _globals['_PROCESSOR']._serialized_start=914
-  _globals['_PROCESSOR']._serialized_end=990
-  _globals['_PROVENANCE']._serialized_start=992
-  _globals['_PROVENANCE']._serialized_end=1108
+  _globals['_TASK']._serialized_start=833
+  _globals['_TASK']._serialized_end=900
+  _globals['_PROCESSOR']._serialized_start=902
+  _globals['_PROCESSOR']._serialized_end=978
+  _globals['_PROVENANCE']._serialized_start=980
+  _globals['_PROVENANCE']._serialized_end=1096
   _globals['_POWERMODE']._serialized_start=48
   _globals['_POWERMODE']._serialized_end=123
   _globals['_FRONTPOINT']._serialized_start=126
@@ -46,7 +46,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PRESETPOINT']._serialized_start=341
   _globals['_PRESETPOINT']._serialized_end=430
   _globals['_WORKLOAD']._serialized_start=433
-  _globals['_WORKLOAD']._serialized_end=787
-  _globals['_BATCHOPTION']._serialized_start=789
-  _globals['_BATCHOPTION']._serialized_end=843
+  _globals['_WORKLOAD']._serialized_end=775
+  _globals['_BATCHOPTION']._serialized_start=777
+  _globals['_BATCHOPTION']._serialized_end=831
 # @@protoc_insertion_point(module_scope)

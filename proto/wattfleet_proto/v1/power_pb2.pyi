@@ -129,7 +129,7 @@ class FrontPoint(_message.Message):
     warmup_s: _builtins.float
     """one-time cost of a training beyond its epochs, seconds; 0: unknown"""
     batch: _builtins.int
-    """samples in a batch, from protocol 2.3 on; 0: the workload's"""
+    """samples in a batch; 0: the workload's"""
     @_builtins.property
     def mode(self) -> Global___PowerMode: ...
     def __init__(
@@ -233,7 +233,7 @@ class Workload(_message.Message):
     """number format, such as float32"""
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchOption]:
-        """that its app can train with, ascending; from protocol 2.3 on"""
+        """that its app can train with, ascending"""
 
     def __init__(
         self,

@@ -213,24 +213,22 @@ class FrontReport(_message.Message):
     counts 100 in an epoch. If the plan may choose the batch, this number and the 100 count minibatches of the largest one.
     """
     no_front: _builtins.str
-    """Why the device has no front now, for people, from protocol 2.5 on: the report then ends its front of the workload."""
+    """Why the device has no front now, for people: the report then ends its front of the workload."""
     is_idle_with_duty: _builtins.bool
-    """The idle watts are those at rest with a duty, in which the device answers requests; from protocol 2.6 on."""
+    """The idle watts are those at rest with a duty, in which the device answers requests."""
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
     @_builtins.property
     def workload(self) -> _power_pb2.Workload:
-        """The workload that the front is of, as far as the device knows it. Absent from agents before protocol 2.1: their one
-        front counts for every workload.
-        """
+        """The workload that the front is of, as far as the device knows it; absent: that of a run that names none."""
 
     @_builtins.property
     def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredMode]:
-        """The first modes that the device has measured of it, as many as the Welcome asks for; from protocol 2.2 on."""
+        """The first modes that the device has measured of it, as many as the Welcome asks for."""
 
     @_builtins.property
     def presets(self) -> _containers.RepeatedCompositeFieldContainer[_power_pb2.PresetPoint]:
-        """The board's presets for display, alone even beside a duty, from protocol 2.7 on; at most 16."""
+        """The board's presets for display, alone even beside a duty; at most 16."""
 
     def __init__(
         self,
@@ -293,7 +291,7 @@ class Observation(_message.Message):
     epoch_s: _builtins.float
     power_w: _builtins.float
     beside_duty: _builtins.bool
-    """the device answered requests meanwhile; from protocol 2.6 on"""
+    """the device answered requests meanwhile"""
     def __init__(
         self,
         *,
@@ -334,11 +332,11 @@ class Lease(_message.Message):
     """absent while there is no grant"""
     @_builtins.property
     def duty(self) -> _duty_pb2.DutyFigures:
-        """how the device keeps its duty, from protocol 2.5 on; absent: it has none"""
+        """how the device keeps its duty; absent: it has none"""
 
     @_builtins.property
     def sample(self) -> Global___BoardSample:
-        """what the board is doing, from protocol 2.7 on"""
+        """what the board is doing"""
 
     def __init__(
         self,
@@ -500,12 +498,12 @@ class Welcome(_message.Message):
     grant_lifetime_s: _builtins.float
     """grants lapse this long after the agent sent the last lease that renewed them"""
     share_modes: _builtins.int
-    """Measured modes that a device reports of each workload, for other devices of its kind; from protocol 2.2 on."""
+    """Measured modes that a device reports of each workload, for other devices of its kind."""
     @_builtins.property
     def protocol(self) -> Global___ProtocolVersion: ...
     @_builtins.property
     def further_reference_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Further references in force, from protocol 2.1 on: each counts by how well it predicts the measured modes."""
+        """Further references in force: each counts by how well it predicts the measured modes."""
 
     def __init__(
         self,
@@ -594,9 +592,9 @@ class Grant(_message.Message):
     longest_s: _builtins.float
     """the training ends after so many seconds"""
     workload: _builtins.str
-    """name of what is trained; empty from coordinators before protocol 2.1"""
+    """name of what is trained; empty with no plan"""
     batch: _builtins.int
-    """samples in a batch that the plan has chosen, from protocol 2.3 on; 0: the app's own"""
+    """samples in a batch that the plan has chosen; 0: the app's own"""
     planned_s: _builtins.float
     """the round is planned to take so long, so measurements end in time; 0: not known"""
     @_builtins.property
@@ -656,8 +654,8 @@ Global___Measuring: _TypeAlias = Measuring  # noqa: Y015
 
 @_typing.final
 class WorkloadsAnnounced(_message.Message):
-    """Asks for a front of each of these workloads, in reports of their own. Sent after the Welcome and when a run starts,
-    from protocol 2.1 on. It is no order to measure.
+    """Asks for a front of each of these workloads, in reports of their own. Sent after the Welcome and when a run starts.
+    It is no order to measure.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -667,9 +665,7 @@ class WorkloadsAnnounced(_message.Message):
     @_builtins.property
     def workloads(self) -> _containers.RepeatedCompositeFieldContainer[_power_pb2.Workload]: ...
     @_builtins.property
-    def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredUnit]:
-        """from protocol 2.2 on"""
-
+    def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredUnit]: ...
     def __init__(
         self,
         *,
@@ -746,7 +742,7 @@ Global___ProfileOrder: _TypeAlias = ProfileOrder  # noqa: Y015
 @_typing.final
 class RevokedCertificates(_message.Message):
     """The revoked certificates of viewers and operators that have not expired: their owners may no longer read the metrics
-    that the agent serves. Sent after the Welcome, unless there are none, and with every change; from protocol 2.7 on.
+    that the agent serves. Sent after the Welcome, unless there are none, and with every change.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -70,7 +70,7 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchMetadata(self, request, context):
-        """Sends a file of the references' signed metadata, from protocol 2.6 on.
+        """Sends a file of the references' signed metadata.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

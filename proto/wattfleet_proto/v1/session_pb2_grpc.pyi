@@ -38,7 +38,7 @@ class SessionServiceStub:
     FetchReference: _grpc.UnaryStreamMultiCallable[_session_pb2.FetchReferenceRequest, _session_pb2.FetchReferenceResponse]
     """Streams the reference predictor with a digest, from a byte offset on."""
     FetchMetadata: _grpc.UnaryUnaryMultiCallable[_session_pb2.FetchMetadataRequest, _session_pb2.FetchMetadataResponse]
-    """Sends a file of the references' signed metadata, from protocol 2.6 on."""
+    """Sends a file of the references' signed metadata."""
 
 @_typing.type_check_only
 class SessionServiceAsyncStub(SessionServiceStub):
@@ -50,7 +50,7 @@ class SessionServiceAsyncStub(SessionServiceStub):
     FetchReference: _aio.UnaryStreamMultiCallable[_session_pb2.FetchReferenceRequest, _session_pb2.FetchReferenceResponse]  # type: ignore[assignment]
     """Streams the reference predictor with a digest, from a byte offset on."""
     FetchMetadata: _aio.UnaryUnaryMultiCallable[_session_pb2.FetchMetadataRequest, _session_pb2.FetchMetadataResponse]  # type: ignore[assignment]
-    """Sends a file of the references' signed metadata, from protocol 2.6 on."""
+    """Sends a file of the references' signed metadata."""
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -77,6 +77,6 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.FetchMetadataRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.FetchMetadataResponse, _abc.Awaitable[_session_pb2.FetchMetadataResponse]]:
-        """Sends a file of the references' signed metadata, from protocol 2.6 on."""
+        """Sends a file of the references' signed metadata."""
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -97,7 +97,7 @@ class DeviceView(_message.Message):
     granted_plan_id: _builtins.str
     """the plan of its grant; empty: it may only idle"""
     workload: _builtins.str
-    """the requested one, or the one of the latest front; empty: of an agent before protocol 2.1"""
+    """the requested one, or the one of the latest front; empty: it has none"""
     left_out: _builtins.str
     """why its own reports keep it out of rounds; empty: they do not"""
     trust: _builtins.float
@@ -105,7 +105,7 @@ class DeviceView(_message.Message):
     state_since_unix_s: _builtins.float
     """when its state began; absent: before this coordinator started"""
     target_modes: _builtins.int
-    """that it measures at most; 0: unknown, as before protocol 2.7"""
+    """that it measures at most; 0: unknown"""
     profiling_left_s: _builtins.float
     """about, at most; absent: it does not profile, or its pace is unknown"""
     throttled_unix_s: _builtins.float
@@ -334,7 +334,7 @@ class DeviceWorkload(_message.Message):
     """as in DeviceView, of this workload"""
     @_builtins.property
     def workload(self) -> _power_pb2.Workload:
-        """as far as the device knows it; absent: the front of an agent before protocol 2.1 counts for all"""
+        """as far as the device knows it"""
 
     @_builtins.property
     def front(self) -> _power_pb2.Front:
@@ -983,7 +983,7 @@ class StreamRoundsRequest(_message.Message):
     """omits assignments, decisions, observations and results"""
     with_times: _builtins.bool
     round: _builtins.int
-    """only this one; 0: all, as before protocol 2.7"""
+    """only this one; 0: all"""
     device_id: _builtins.str
     """with a round: omits what is not of this device; empty: all devices"""
     def __init__(

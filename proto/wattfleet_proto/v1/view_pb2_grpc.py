@@ -102,7 +102,7 @@ class ViewServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListNodes(self, request, context):
-        """Flower's nodes by device and node id, in several messages. From protocol 2.7 on.
+        """Flower's nodes by device and node id, in several messages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,7 @@ class ViewServiceStub:
     ListWorkloads: _grpc.UnaryStreamMultiCallable[_view_pb2.ListWorkloadsRequest, _view_pb2.ListWorkloadsResponse]
     """The workloads of runs and of devices' fronts by name, in several messages."""
     ListNodes: _grpc.UnaryStreamMultiCallable[_view_pb2.ListNodesRequest, _view_pb2.ListNodesResponse]
-    """Flower's nodes by device and node id, in several messages. From protocol 2.7 on."""
+    """Flower's nodes by device and node id, in several messages."""
     StreamRounds: _grpc.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]
     """The rounds of one run, one per message."""
     ListEvents: _grpc.UnaryStreamMultiCallable[_view_pb2.ListEventsRequest, _view_pb2.ListEventsResponse]
@@ -56,7 +56,7 @@ class ViewServiceAsyncStub(ViewServiceStub):
     ListWorkloads: _aio.UnaryStreamMultiCallable[_view_pb2.ListWorkloadsRequest, _view_pb2.ListWorkloadsResponse]  # type: ignore[assignment]
     """The workloads of runs and of devices' fronts by name, in several messages."""
     ListNodes: _aio.UnaryStreamMultiCallable[_view_pb2.ListNodesRequest, _view_pb2.ListNodesResponse]  # type: ignore[assignment]
-    """Flower's nodes by device and node id, in several messages. From protocol 2.7 on."""
+    """Flower's nodes by device and node id, in several messages."""
     StreamRounds: _aio.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]  # type: ignore[assignment]
     """The rounds of one run, one per message."""
     ListEvents: _aio.UnaryStreamMultiCallable[_view_pb2.ListEventsRequest, _view_pb2.ListEventsResponse]  # type: ignore[assignment]
@@ -100,7 +100,7 @@ class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _view_pb2.ListNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_view_pb2.ListNodesResponse], _abc.AsyncIterator[_view_pb2.ListNodesResponse]]:
-        """Flower's nodes by device and node id, in several messages. From protocol 2.7 on."""
+        """Flower's nodes by device and node id, in several messages."""
 
     @_abc_1.abstractmethod
     def StreamRounds(

@@ -120,7 +120,7 @@ async def a_hostile_round(client: Client) -> None:
     """A round and a failed run in which every text that a peer can set is markup."""
     for name, front, detail in ((_ORIN, ORIN_FRONT, "detail"), (_NANO, NANO_FRONT, "idle")):
         agent = client.agent()
-        await agent.hello(name, kind=markup("board"), knows_workloads=True)
+        await agent.hello(name, kind=markup("board"))
         await agent.lease()
         point = power_pb2.FrontPoint(mode=front_to_message(front).points[0].mode, epoch_s=50, power_w=30)
         presets = [power_pb2.PresetPoint(name=markup("preset"), point=point)]

@@ -104,7 +104,9 @@ async def test_nodes_are_shown_outside_a_run_with_what_to_mend(site: Coordinator
 async def test_a_device_that_is_left_out_is_shown_with_the_reason(site: CoordinatorSettings) -> None:
     async with served_with_shell(site) as (client, shell):
         _, nano = await client.two_ready()
-        await nano.send(front=session_pb2.FrontReport(front=front_to_message(NANO_FRONT), idle_w=999.0))
+        await nano.send(
+            front=session_pb2.FrontReport(front=front_to_message(NANO_FRONT), idle_w=999.0, minibatches_per_epoch=100)
+        )
         [shown] = [each for each in await asked(shell, "devices") if each["device_id"] == "nano"]
         assert "999 W as its idle power" in shown["left_out"]
         assert (shown["state"], shown["idle_w"], shown["trust"]) == ("ready", 3.0, None)
@@ -126,7 +128,7 @@ async def test_a_device_is_shown_with_its_front(site: CoordinatorSettings) -> No
         shown = (await shell("device", "nano")).stdout
         for line in ("state ready: parked", "own limit 20 W", "tags lab, old (by command)"):
             assert line in [" ".join(each.split()) for each in shown.splitlines()]
-        assert shown.count("\n") == 15 + 2 + 4
+        assert shown.count("\n") == 15 + 4 + 2 + 4, "facts, workloads and the front"
         assert content["first_seen_unix_s"] <= content["last_seen_unix_s"] <= time.time()
         assert "no front yet" in (await shell("device", "orin-new")).stdout
         with pytest.raises(RequestRefusedError, match="unknown device 'none': it never connected"):
@@ -592,7 +594,7 @@ tags = ["desk-of-the-laboratory"]
 async def a_trained_round(client: Client) -> None:
     """A round of two devices with long names, of which one reports what it drew."""
     for device_id, front, idle_w in ((ORIN, ORIN_FRONT, 5.0), (NANO, NANO_FRONT, 3.0)):
-        await client.agent().become_ready(device_id, front, idle_w)
+        await client.agent().become_ready(device_id, front, idle_w, WORKLOAD)
     bindings = [
         planning_pb2.NodeBinding(node_id=node, device_id=name) for node, name in ((ORIN_NODE, ORIN), (NANO_NODE, NANO))
     ]

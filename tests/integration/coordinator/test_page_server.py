@@ -413,7 +413,7 @@ async def test_sessions_are_answered_while_a_snapshot_is_taken() -> None:
     for k in range(_DEVICES):
         device_id = f"device-{k}"
         fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096)
-        fleet.agents.report_front(device_id, ORIN_FRONT, 5.0, 50, "d" * 64)
+        fleet.agents.report_front(device_id, ORIN_FRONT, 5.0, 50, "d" * 64, minibatches_per_epoch=100)
         fleet.agents.report_state(device_id, DeviceState.READY, 50, "parked")
         fleet.samples.report(device_id, _SAMPLE)
 

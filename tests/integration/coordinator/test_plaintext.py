@@ -28,7 +28,7 @@ from wattfleet.common.identity.peers import Role
 from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.names import MAJOR
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import identity_pb2_grpc, planning_pb2, power_pb2, session_pb2
 
 # --- Plaintext warnings -----------------------------------------------------------------------------------------------
@@ -118,10 +118,7 @@ def test_a_fleet_that_moves_over_counts_its_plaintext_address(config: Coordinato
 # --- Moving over ------------------------------------------------------------------------------------------------------
 # A fleet without identity moves to certificates step by step, as in docs/security.md, while rounds continue.
 
-MINORS = {"orin-0": 0, "orin-1": 1, "orin-2": 3, "orin-3": 6}
-"""The minor versions of protocol 2 that the boards of the old fleet speak."""
-
-NODES = {number: device_id for number, device_id in enumerate(MINORS, start=11)}
+NODES = {11: "orin-0", 12: "orin-1", 13: "orin-2", 14: "orin-3"}
 RUN, TOKEN = "7", "a secret of the app"
 
 
@@ -141,7 +138,7 @@ def hello_of(device_id: str) -> session_pb2.Hello:
         provenance=power_pb2.PROVENANCE_SIMULATED,
         mode_count=7,
         installation=f"of {device_id}",
-        protocol=session_pb2.ProtocolVersion(major=MAJOR, minor=MINORS[device_id]),
+        protocol=own_version(),
     )
 
 
@@ -150,7 +147,9 @@ async def connected(client: Client, device_id: str) -> Agent:
     session = client.agent()
     await session.greet(hello_of(device_id))
     await session.lease()
-    await session.send(front=session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0))
+    await session.send(
+        front=session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0, minibatches_per_epoch=100)
+    )
     await session.send(state=READY)
     return session
 
@@ -215,7 +214,9 @@ async def connected_in_training(client: Client, device_id: str, grant: session_p
     session = client.agent()
     await session.greet(hello_of(device_id))
     await session.lease(GrantPhase.TRAINING, grant)
-    await session.send(front=session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0))
+    await session.send(
+        front=session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0, minibatches_per_epoch=100)
+    )
     return session
 
 
@@ -227,11 +228,11 @@ async def test_a_fleet_moves_over_board_by_board_while_its_rounds_go_on(
     tls_only = certified(config.with_values(site={"budget_w": 400.0}), fleet.authority.folder)
     both = certified(tls_only, fleet.authority.folder, plaintext_address="127.0.0.1:0")
     old_fleet = certified(tls_only, tmp_path / "no authority")
-    everybody = set(MINORS)
+    everybody = set(NODES.values())
 
     # Before: only plaintext.
     async with serving(old_fleet) as served:
-        flower, boards = Flower(served), [Board(name, await connected(served, name)) for name in MINORS]
+        flower, boards = Flower(served), [Board(name, await connected(served, name)) for name in NODES.values()]
         await flower.start(served)
         async with flower.round(boards):
             pass
@@ -287,26 +288,3 @@ async def test_a_fleet_moves_over_board_by_board_while_its_rounds_go_on(
 async def ready_again(boards: list[Board]) -> None:
     for board in boards:
         await board.session.send(state=READY)
-
-
-@pytest.mark.parametrize("minor", [0, 2])
-async def test_an_agent_of_protocol_1_has_to_be_updated_before_it_moves_over(
-    config: CoordinatorSettings, tmp_path: Path, minor: int
-) -> None:
-    """Without grants its power cannot be accounted for, so both addresses refuse it and name the remedy."""
-    fleet = CertifiedFleet.create(tmp_path / "authority")
-    settings = certified(config, fleet.authority.folder, plaintext_address="127.0.0.1:0")
-    hello = hello_of("orin-0")
-    hello.protocol.major, hello.protocol.minor = 1, minor
-    identity = fleet.identity(Role.DEVICE, "orin-0")
-    async with (
-        serving(settings) as served,
-        calling(served, None, served.bound.plaintext_address) as plaintext,
-        calling(served, identity) as secured,
-        calling(served, fleet.identity(Role.OPERATOR)) as operator,
-    ):
-        for client in (plaintext, secured):
-            with pytest.raises(grpc.aio.AioRpcError, match="update the older of agent and coordinator") as refused:
-                await client.agent().greet(hello)
-            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert await operator.states() == {}

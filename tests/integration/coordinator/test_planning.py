@@ -209,7 +209,7 @@ async def lie(
     """A new device that reports this front."""
     liar = client.agent()
     await liar.hello(device_id)
-    await liar.send(front=session_pb2.FrontReport(front=front, idle_w=idle_w))
+    await liar.send(front=session_pb2.FrontReport(front=front, idle_w=idle_w, minibatches_per_epoch=100))
     await liar.send(state=READY)
     binding = planning_pb2.NodeBinding(node_id=node_id, device_id=device_id)
     await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=[binding]))
@@ -237,7 +237,7 @@ async def test_an_implausible_front_leaves_out_its_device_only(config: Coordinat
         liar = await with_liar(client, one_point(), 5.0)
         for case, (front, idle_w) in IMPLAUSIBLE.items():
             await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=case, strategy="FedAvg", rounds=3))
-            await liar.send(front=session_pb2.FrontReport(front=front, idle_w=idle_w))
+            await liar.send(front=session_pb2.FrontReport(front=front, idle_w=idle_w, minibatches_per_epoch=100))
             assert_usable(await plan(client, case))
             shown = (await client.devices())["liar"]
             assert shown.state == session_pb2.DEVICE_STATE_READY, "its session lasts"
@@ -263,7 +263,7 @@ async def test_a_plausible_front_ends_the_exclusion(config: CoordinatorSettings)
     async with serving_client(config) as client:
         liar = await with_liar(client, one_point(epoch_s=1e-200), 5.0)
         assert (await client.devices())["liar"].left_out
-        await liar.send(front=session_pb2.FrontReport(front=one_point(), idle_w=5.0))
+        await liar.send(front=session_pb2.FrontReport(front=one_point(), idle_w=5.0, minibatches_per_epoch=100))
         assert not (await client.devices())["liar"].left_out
         assert "liar" in {each.device_id for each in (await plan(client)).assignments}
 
@@ -271,7 +271,9 @@ async def test_a_plausible_front_ends_the_exclusion(config: CoordinatorSettings)
 async def test_a_device_with_an_older_front_is_left_out_with_the_reason(config: CoordinatorSettings) -> None:
     async with serving_client(config) as client:
         liar = await with_liar(client, one_point(), 5.0)
-        await liar.send(front=session_pb2.FrontReport(front=one_point(epoch_s=1e-200), idle_w=5.0))
+        await liar.send(
+            front=session_pb2.FrontReport(front=one_point(epoch_s=1e-200), idle_w=5.0, minibatches_per_epoch=100)
+        )
         made = await plan(client)
         assert_usable(made)
         [reason] = [each.reason for each in made.decisions if each.device_id == "liar"]
@@ -282,9 +284,9 @@ async def test_the_agent_is_told_why_its_front_is_refused(config: CoordinatorSet
     async with serving_client(config) as client:
         agent = client.agent()
         await agent.hello("liar")
-        await agent.send(front=session_pb2.FrontReport(front=one_point(), idle_w=999.0))
+        await agent.send(front=session_pb2.FrontReport(front=one_point(), idle_w=999.0, minibatches_per_epoch=100))
         assert "999 W as its idle power" in agent.refusals[-1]
-        await agent.send(front=session_pb2.FrontReport(front=one_point(), idle_w=5.0))
+        await agent.send(front=session_pb2.FrontReport(front=one_point(), idle_w=5.0, minibatches_per_epoch=100))
         assert len(agent.refusals) == 1
 
 
@@ -586,6 +588,7 @@ async def test_a_run_through_an_outage_is_shown_whole(config: CoordinatorSetting
             on_coordinator_away="unplanned",
             survey_s=None,
             measures_left_out=False,
+            workload="unnamed",
         )
 
         def evaluated(number: int, arrays: Any) -> MetricRecord:

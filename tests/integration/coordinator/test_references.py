@@ -166,7 +166,10 @@ async def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
         back = client.agent()
         assert (await back.hello("orin")).reference_digest == another.digest
         report = session_pb2.FrontReport(
-            front=(await client.devices())["orin"].front, idle_w=5.0, reference_digest=another.digest
+            front=(await client.devices())["orin"].front,
+            idle_w=5.0,
+            reference_digest=another.digest,
+            minibatches_per_epoch=100,
         )
         await back.send(front=report)
         listed = await listed_references(client)

@@ -419,6 +419,7 @@ async def test_a_run_with_a_quorum_plans_around_the_late_device(config: Coordina
             quorum=Quorum(replies=1),
             survey_s=None,
             measures_left_out=False,
+            workload="unnamed",
             clock=grid.clock,
         )
         await asyncio.to_thread(strategy.start, grid, ARRAYS, num_rounds=4, evaluate_fn=evaluated)
@@ -454,7 +455,9 @@ async def page_of(client: Any, path: str) -> str:
 async def test_the_plan_in_force_is_shown_with_the_first_where_it_differs(config: CoordinatorSettings) -> None:
     async with served_with_shell(config) as (client, shell):
         orin, _ = await client.two_ready()
-        await orin.send(front=session_pb2.FrontReport(front=front_to_message(DISTINCT), idle_w=5.0))
+        await orin.send(
+            front=session_pb2.FrontReport(front=front_to_message(DISTINCT), idle_w=5.0, minibatches_per_epoch=100)
+        )
         plan = await client.plan()
         await client.obey()
         await shell("budget", "set", "site", "35", columns=100)

@@ -464,7 +464,7 @@ def test_an_owner_whose_lock_was_cut_takes_it_again_before_another_can(postgresq
 # --- Session store ----------------------------------------------------------------------------------------------------
 # Agents' sessions while the store fails: they continue, and no report is acknowledged before it is on disk.
 
-FRONT = session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0)
+FRONT = session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0, minibatches_per_epoch=100)
 
 
 class Disk:

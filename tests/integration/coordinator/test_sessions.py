@@ -23,6 +23,7 @@ from wattfleet.core.modes import board_named
 from wattfleet.core.prediction import Artefact, restore_predictor
 from wattfleet_proto import error_boundary
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.names import MAJOR, own_version
 from wattfleet_proto.v1 import (
     operator_pb2,
     power_pb2,
@@ -71,14 +72,15 @@ async def test_a_session_from_hello_to_goodbye(config: CoordinatorSettings, arte
 
     async with serving_client(config) as client:
         agent = client.agent()
-        welcome = await agent.hello("orin", knows_workloads=True)
+        welcome = await agent.hello("orin")
         assert welcome == session_pb2.Welcome(
             reference_digest=artefact.digest,
             profile_modes=20,
             lease_s=5.0,
             reconnect_s=1 / 400,
-            protocol=session_pb2.ProtocolVersion(major=2, minor=1),
+            protocol=own_version(),
             grant_lifetime_s=120.0,
+            share_modes=16,
         )
         shown = (await client.devices())["orin"]
         assert shown == view_pb2.DeviceView(
@@ -99,7 +101,11 @@ async def test_a_session_from_hello_to_goodbye(config: CoordinatorSettings, arte
         assert not seen.HasField("idle_w") and not seen.HasField("front"), "unknown is not zero"
 
         report = session_pb2.FrontReport(
-            front=front_to_message(ORIN_FRONT), idle_w=5.0, profiled_modes=20, reference_digest=welcome.reference_digest
+            front=front_to_message(ORIN_FRONT),
+            idle_w=5.0,
+            profiled_modes=20,
+            reference_digest=welcome.reference_digest,
+            minibatches_per_epoch=100,
         )
         await agent.send(front=report)
         await agent.send(state=READY)
@@ -179,9 +185,17 @@ async def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(confi
     bad_front.points[1].epoch_s = 5.0  # faster than the point before, and with less power
     good_front = front_to_message(ORIN_FRONT)
     refusals: list[tuple[dict[str, Any], grpc.StatusCode, str]] = [
-        ({"front": session_pb2.FrontReport(front=bad_front, idle_w=5.0)}, INVALID, "times must rise"),
+        (
+            {"front": session_pb2.FrontReport(front=bad_front, idle_w=5.0, minibatches_per_epoch=100)},
+            INVALID,
+            "times must rise",
+        ),
         ({"front": session_pb2.FrontReport(idle_w=5.0)}, INVALID, "1 to 64 points, not 0"),
-        ({"front": session_pb2.FrontReport(front=good_front, idle_w=float("nan"))}, INVALID, "orin: idle watts"),
+        (
+            {"front": session_pb2.FrontReport(front=good_front, idle_w=float("nan"), minibatches_per_epoch=100)},
+            INVALID,
+            "orin: idle watts",
+        ),
         ({"state": session_pb2.StateReport()}, INVALID, "unknown device state 0"),
         (
             {"state": session_pb2.StateReport(state=session_pb2.DEVICE_STATE_OFFLINE)},
@@ -302,15 +316,16 @@ async def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once
         await new.goodbye()
 
 
-@pytest.mark.parametrize("minor", [0, 1, 2, 3, 4, 5, 6, 7, 99])
-async def test_agents_of_neighbouring_versions_are_served(config: CoordinatorSettings, minor: int) -> None:
-    theirs = session_pb2.ProtocolVersion(major=2, minor=minor)
+@pytest.mark.parametrize(("own", "theirs"), [(0, 0), (0, 1), (0, 99), (2, 1)])
+async def test_agents_of_neighbouring_versions_are_served(
+    config: CoordinatorSettings, own: int, theirs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wattfleet_proto.names.MINOR", own)
 
     async with serving_client(config) as client:
         agent = client.agent()
-        welcome = await agent.greet(hello_of("orin", protocol=theirs))
-        assert (welcome.protocol.major, welcome.protocol.minor) == (2, min(minor, 7))
-        assert welcome.share_modes == (16 if minor >= 2 else 0)
+        welcome = await agent.greet(hello_of("orin", protocol=session_pb2.ProtocolVersion(major=MAJOR, minor=theirs)))
+        assert (welcome.protocol.major, welcome.protocol.minor) == (MAJOR, min(own, theirs))
         newer = session_pb2.SessionRequest.FromString(b"\xa2\x06\x02\x08\x01")  # a kind of report of a later version
         newer.sequence = 1
         await agent.call.write(newer)
@@ -319,7 +334,7 @@ async def test_agents_of_neighbouring_versions_are_served(config: CoordinatorSet
         await agent.goodbye()
 
 
-@pytest.mark.parametrize("theirs", [(0, 0), (1, 2), (3, 0)])
+@pytest.mark.parametrize("theirs", [(MAJOR - 1, 0), (MAJOR + 1, 0), (MAJOR + 1, 2)])
 async def test_an_agent_of_another_major_version_is_told_what_to_do(
     config: CoordinatorSettings, theirs: tuple[int, int]
 ) -> None:
@@ -389,11 +404,19 @@ async def test_a_reference_is_fetched_from_where_it_broke_off(config: Coordinato
     [
         ({"state": session_pb2.StateReport(state=READY.state, detail="x" * 70_000)}, "at most 65,536 bytes"),
         (
-            {"front": session_pb2.FrontReport(front=power_pb2.Front(points=[power_pb2.FrontPoint()] * 1_000_000))},
+            {
+                "front": session_pb2.FrontReport(
+                    front=power_pb2.Front(points=[power_pb2.FrontPoint()] * 1_000_000), minibatches_per_epoch=100
+                )
+            },
             "at most 65,536 bytes",
         ),
         (
-            {"front": session_pb2.FrontReport(front=power_pb2.Front(points=[power_pb2.FrontPoint()] * 10_000))},
+            {
+                "front": session_pb2.FrontReport(
+                    front=power_pb2.Front(points=[power_pb2.FrontPoint()] * 10_000), minibatches_per_epoch=100
+                )
+            },
             "1 to 64 points",
         ),
     ],

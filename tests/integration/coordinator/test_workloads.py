@@ -29,16 +29,6 @@ from wattfleet_proto.v1 import duty_pb2, operator_pb2, planning_pb2, power_pb2, 
 BERT = power_pb2.Workload(name="bert", parameters=1e8)
 
 
-def hello(device_id: str, minor: int = 1) -> session_pb2.Hello:
-    return session_pb2.Hello(
-        device_id=device_id,
-        board="agx-orin",
-        provenance=power_pb2.PROVENANCE_SIMULATED,
-        mode_count=7,
-        protocol=session_pb2.ProtocolVersion(major=2, minor=minor),
-    )
-
-
 async def started(client: Client, run_id: str, workload: power_pb2.Workload | None = None) -> None:
     request = planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=3, workload=workload)
     await client.planning.StartRun(request)
@@ -52,9 +42,9 @@ async def bound(client: Client) -> None:
     await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
 
 
-async def ready(client: Client, device_id: str, minor: int = 1) -> Agent:
+async def ready(client: Client, device_id: str) -> Agent:
     agent = client.agent()
-    await agent.greet(hello(device_id, minor))
+    await agent.hello(device_id)
     await agent.lease()
     await agent.send(state=READY)
     return agent
@@ -96,55 +86,6 @@ async def test_a_device_that_connects_later_is_told_of_the_live_runs(config: Coo
         agent = await ready(client, "orin")
         announced = await agent.hear(agent.announced)
         assert [each.name for each in announced.workloads] == ["resnet18", "bert"]
-
-
-async def test_sides_of_protocol_2_0_go_on_with_one_front(config: CoordinatorSettings) -> None:
-    async with serving_client(config) as client:
-        await bound(client)
-        old, new = await ready(client, "orin", minor=0), await ready(client, "nano")
-        await old.send(front=report(ORIN_FRONT, 5.0))
-        await started(client, RUN)  # an app that does not name its workload
-        assert [each.name for each in (await new.hear(new.announced)).workloads] == ["unnamed"]
-        await new.send(front=report(NANO_FRONT, 3.0, "unnamed"))
-        assert {each.device_id for each in (await client.plan()).assignments} == {"orin", "nano"}
-        grant = await old.grant()
-        assert grant.HasField("mode")
-        await old.lease(GrantPhase.OVER, grant)
-        assert old.announced == []
-        await client.end_trainings()
-        await started(client, "bert", BERT)
-        await new.send(front=report(NANO_FRONT, 3.0, "bert"))
-        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
-        assert {each.device_id for each in (await client.plan(run_id="bert")).assignments} == {"orin", "nano"}
-        assert old.announced == []
-
-
-async def test_a_plan_after_an_upgrade_does_not_use_the_front_from_before(config: CoordinatorSettings) -> None:
-    async with serving_client(config.with_values(rounds={"fronts_wait_s": 0.2})) as client:
-        await bound(client)
-        old, other = await ready(client, "orin", minor=0), await ready(client, "nano", minor=0)
-        await old.send(front=report(ORIN_FRONT, 5.0))
-        await other.send(front=report(NANO_FRONT, 3.0))
-        await started(client, RUN, BERT)
-        await old.goodbye()
-        new = await ready(client, "orin")
-        plan = await client.plan()
-        assert {each.device_id for each in plan.assignments} == {"nano"}
-        await client.end_trainings()
-        await new.send(front=report(ORIN_FRONT, 5.0))
-        plan = await client.plan(2)
-        assert {each.device_id for each in plan.assignments} == {"orin", "nano"}, "it was reported in this session"
-
-
-async def test_an_agent_of_protocol_2_0_keeps_its_front_when_it_reconnects(config: CoordinatorSettings) -> None:
-    async with serving_client(config) as client:
-        await bound(client)
-        agent = await ready(client, "orin", minor=0)
-        await agent.send(front=report(ORIN_FRONT, 5.0))
-        await started(client, RUN, BERT)
-        await agent.goodbye()
-        await ready(client, "orin", minor=0)
-        assert {each.device_id for each in (await client.plan()).assignments} == {"orin"}
 
 
 async def test_a_silent_device_holds_a_plan_up_for_a_short_time_only(config: CoordinatorSettings) -> None:
@@ -220,7 +161,7 @@ async def test_workloads_are_listed_with_who_knows_them(config: CoordinatorSetti
 
 async def test_devices_are_ordered_to_measure_a_workload(config: CoordinatorSettings) -> None:
     async with serving_client(config) as client:
-        orin, _ = await ready(client, "orin"), await ready(client, "nano", minor=0)
+        orin = await ready(client, "orin")
         away, broken = await ready(client, "away"), await ready(client, "broken")
         await away.goodbye()
         await broken.send(state=session_pb2.StateReport(state=session_pb2.DEVICE_STATE_DEGRADED, detail="no power"))
@@ -232,7 +173,6 @@ async def test_devices_are_ordered_to_measure_a_workload(config: CoordinatorSett
         assert {each.device_id: each.reason for each in answer.not_told} == {
             "away": "it is offline: repeat the command when it is ready",
             "broken": "it is degraded: repeat the command when it is ready",
-            "nano": "its agent is too old for this command: update it",
         }
         order = await orin.hear(orin.profile_orders)
         assert (order.workload.name, order.synthetic, order.modes) == ("vision", "resnet18", 12)
@@ -287,7 +227,7 @@ async def test_a_front_of_a_workload_that_was_never_announced_is_kept(config: Co
 async def ready_with(client: Client, device_id: str, *fronts: tuple[str, Front, int]) -> Agent:
     """A device that knows some workloads, each with its front and its minibatches in an epoch; 0 for unknown."""
     agent = client.agent()
-    await agent.hello(device_id, knows_workloads=True)
+    await agent.hello(device_id)
     await agent.lease()
     for name, known, minibatches in fronts:
         report = session_pb2.FrontReport(
@@ -465,7 +405,7 @@ async def test_a_training_that_a_duty_makes_longer_gets_a_longer_grant(config: C
         )
         await orin.send(lease=training)
         slower = front_to_message(front((30, 50), (60, 30), (120, 20)))
-        await orin.send(front=session_pb2.FrontReport(front=slower, idle_w=5.0))
+        await orin.send(front=session_pb2.FrontReport(front=slower, idle_w=5.0, minibatches_per_epoch=100))
         longer = await orin.grant()
         assert (longer.plan_id, longer.mode, longer.power_limit_w) == (
             granted.plan_id,

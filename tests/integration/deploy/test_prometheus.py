@@ -237,7 +237,7 @@ async def others(client: Client) -> Agent:
     await gone.goodbye()
     await blind.hello("blind")
     absurd = front_to_message(front((20, 90_000)))
-    await blind.send(front=session_pb2.FrontReport(front=absurd, idle_w=5.0))
+    await blind.send(front=session_pb2.FrontReport(front=absurd, idle_w=5.0, minibatches_per_epoch=100))
     assert blind.refusals
     return blind
 
@@ -313,7 +313,7 @@ async def test_every_panel_and_every_alert_answers_while_a_fleet_trains(
         agents = await client.two_ready()
         for agent, point in zip(agents, ((20, 30), (35, 15)), strict=True):
             uncertain = front_to_message(front(point, epoch_log_sd=0.05, power_log_sd=0.02))
-            await agent.send(front=session_pb2.FrontReport(front=uncertain, idle_w=3.0))
+            await agent.send(front=session_pb2.FrontReport(front=uncertain, idle_w=3.0, minibatches_per_epoch=100))
         blind = await others(client)
         unanswered = expected_answers()
         assert len(unanswered) > 100

@@ -106,7 +106,7 @@ async def in_its_third_round(client: Client) -> dict[str, Agent]:
     agents = {name: client.agent() for name in _NODES}
     for name, agent in agents.items():
         front, idle_w = (ORIN_FRONT, 5.0) if name.startswith("orin") else (NANO_FRONT, 3.0)
-        await agent.hello(name, knows_workloads=True)
+        await agent.hello(name)
         await agent.lease()
         points = front_to_message(front)
         for point in points.points:

@@ -36,6 +36,7 @@ from wattfleet.common.identity.supernode_folder import SuperNodeFacts, read_fact
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.flower.server.planning_client import PlanningClient
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.names import own_version
 from wattfleet_proto.v1 import (
     enrolment_pb2,
     enrolment_pb2_grpc,
@@ -253,7 +254,7 @@ async def running_session(endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[C
         provenance=power_pb2.PROVENANCE_SIMULATED,
         mode_count=7,
         installation="6f0c",
-        protocol=session_pb2.ProtocolVersion(major=2, minor=0),
+        protocol=own_version(),
     )
     session = CoordinatorSession(connects_to(endpoint), hello, welcomed, Outbox(OutboxFile(tmp_path / "outbox")))
     session.report_front(session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0))

@@ -19,7 +19,7 @@ from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.settings import SessionSettings
 from tests.fakes.polling import eventually
 from wattfleet.common.identity.channels import Endpoint
-from wattfleet_proto.names import own_version
+from wattfleet_proto.names import MAJOR, MINOR, own_version
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
 # --- Coordinator session ----------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_unknown_answers_of_a_newer_coordinator_are_ignored(outbox: Outbox) -> N
 
     async def body() -> None:
         coordinator = Newer()
-        coordinator.version = session_pb2.ProtocolVersion(major=2, minor=99)
+        coordinator.version = session_pb2.ProtocolVersion(major=MAJOR, minor=MINOR + 99)
         async with session_with(coordinator, outbox) as (session, _):
             session.report_state(state("understood"))
             assert await session.flush(10)

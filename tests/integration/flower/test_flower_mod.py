@@ -9,8 +9,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -400,17 +398,6 @@ def test_a_mode_that_draws_more_than_its_limit_is_refused(agent: Agent) -> None:
 NOBODY = 65_534
 
 
-@contextmanager
-def old_agent(path: Path) -> Iterator[None]:
-    """An agent of an earlier version, which does not know any of the calls."""
-    with ThreadPoolExecutor(1) as workers:
-        server = grpc.server(workers)
-        server.add_insecure_port(f"unix:{path}")
-        server.start()
-        yield
-        server.stop(None).wait()
-
-
 def told(path: Path, device_id: str = "orin-nano-0") -> ConfigRecord:
     request = message(RecordDict({RECORD_KEY: ConfigRecord({IDENTIFY_KEY: True})}))
     reply = power_mode_mod(request, context(**{DEVICE_ID_KEY: device_id, "agent-socket": str(path)}), answered)
@@ -445,11 +432,6 @@ def test_an_agent_that_was_killed_is_away(tmp_path: Path) -> None:
 
 def test_a_path_that_no_socket_can_have_is_told(tmp_path: Path) -> None:
     assert "cannot be used" in str(told(tmp_path / ("long" * 40))[PAIRING_PROBLEM_KEY])
-
-
-def test_an_older_agent_is_not_a_problem(tmp_path: Path) -> None:
-    with old_agent(tmp_path / "agent.sock"):
-        assert PAIRING_PROBLEM_KEY not in told(tmp_path / "agent.sock")
 
 
 def test_an_agent_that_hangs_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

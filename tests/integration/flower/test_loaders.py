@@ -139,14 +139,10 @@ def test_a_loader_too_short_to_measure_a_mode_is_seen_but_not_profiled(observed_
     assert len(trainer.seen) == BATCHES * BATCH
 
 
-@pytest.mark.parametrize(("protocol_minor", "is_profiled"), [(1, False), (2, True)])
-def test_a_short_loader_is_profiled_only_where_a_mode_is_measured_over_passes(
-    observed_agent: RecordingAgent, protocol_minor: int, is_profiled: bool
-) -> None:
-    observed_agent.protocol_minor = protocol_minor
+def test_a_short_loader_is_profiled_since_a_mode_is_measured_over_passes(observed_agent: RecordingAgent) -> None:
     trainer = Trainer()
     train(observed_agent, lambda: trainer.epoch(DataLoader(trainer.loader.dataset, batch_size=10)))
-    assert bool(observed_agent.reports) == is_profiled
+    assert observed_agent.reports
 
 
 def test_it_learns_the_same_as_without(observed_agent: RecordingAgent) -> None:
@@ -321,14 +317,6 @@ def test_an_agent_that_has_enough_is_not_sent_more(observed_agent: RecordingAgen
     trainer = Trainer()
     train(observed_agent, lambda: [trainer.epoch() for _ in range(2)])
     assert observed_agent.minibatches == 3
-
-
-def test_an_agent_of_protocol_2_0_is_told_nothing_of_loaders(observed_agent: RecordingAgent) -> None:
-    observed_agent.protocol_minor = 0
-    trainer = Trainer()
-    train(observed_agent, lambda: trainer.epoch(until_deadline(trainer.loader)))
-    assert not observed_agent.loaders
-    assert observed_agent.minibatches == BATCHES - 1
 
 
 def test_torch_before_2_0_is_not_profiled(observed_agent: RecordingAgent, monkeypatch: pytest.MonkeyPatch) -> None:

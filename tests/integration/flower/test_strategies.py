@@ -258,14 +258,6 @@ def test_each_training_message_has_its_nodes_prediction() -> None:
     assert list(message.content) == ["arrays", "config", RECORD_KEY, PREDICTION_KEY], "the strategy's records first"
 
 
-def test_a_coordinator_of_protocol_2_0_gives_medians_alone() -> None:
-    grid = GridOfNodes(fleet())
-    run(grid, PlannerStub(nodes=dict(KNOWN), before_predictions=True))
-    told = grid.trainings()[0].content[PREDICTION_KEY]
-    assert told["epoch-s"] >= 20.0
-    assert not [key for key in told if key.endswith(("-low", "-high"))] and "batch" not in told
-
-
 def test_the_app_sees_the_prediction_and_not_the_assignment(tmp_path: Path) -> None:
     request = assigned()
     request.content[PREDICTION_KEY] = ConfigRecord({"epoch-s": 20.0})
@@ -379,13 +371,6 @@ def test_a_node_that_is_selected_twice_is_planned_once() -> None:
     planner = PlannerStub(nodes=dict(KNOWN))
     run(GridOfNodes(fleet()), planner, select=lambda number, predictions: [C, C])
     assert list(planner.asked("PlanRound")[0].node_ids) == [C]
-
-
-def test_a_coordinator_of_protocol_2_0_is_named_as_too_old() -> None:
-    grid = GridOfNodes(fleet())
-    planner = PlannerStub(nodes=dict(KNOWN), before_predictions=True)
-    with pytest.raises(PlanningError, match="older than protocol 2.1: update it"):
-        run(grid, planner, select=partial(fastest, 2))
 
 
 # --- Own epochs -------------------------------------------------------------------------------------------------------

@@ -88,21 +88,6 @@ def test_a_trimmed_round_is_waited_for_longer_within_the_apps_timeout(
     assert {one.plan_id for one in planner.asked("GetPlan")} == {f"{planned.run_id}/{planned.round}"}
 
 
-def test_a_trimmed_plan_is_looked_up_at_a_coordinator_without_get_plan() -> None:
-    planner = PlannerStub(chosen=["b", "d"], nodes=dict(KNOWN), duration_s=600.0, before_get_plan=True)
-    grid = GridOfNodes(fleet())
-
-    def train(message: Any) -> Any:
-        planner.duration_s = 3_000
-        return trained(message)
-
-    vars(grid.nodes[D]).update(train=train, takes_s=3_000)
-    run(grid, planner, timeout=10_000)
-    assert planner.results()[0]["d"].failure == ""
-    [asked, *again] = planner.asked("PlanRound")
-    assert {(one.run_id, one.round, len(one.node_ids)) for one in again} == {(asked.run_id, asked.round, 0)}
-
-
 def test_the_planned_timeout_stands_if_a_trim_cannot_be_looked_up(warnings: WarningLog) -> None:
     grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"], nodes=dict(KNOWN), duration_s=600.0)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from wattfleet.common.atomic_files import (
-    close_to_others,
     make_state_folder,
     open_regular_file,
     read_regular_file,
@@ -138,27 +137,6 @@ def test_other_users_may_not_enter_a_new_state_folder(folder: Path) -> None:
     (folder / "file").write_text("in the way")
     with pytest.raises(OSError, match="exists"):
         make_state_folder(folder / "file")
-
-
-@pytest.mark.parametrize(("before", "after"), [(0o755, 0o750), (0o777, 0o770), (0o700, 0o700)])
-def test_an_existing_folder_is_closed_to_other_users(folder: Path, before: int, after: int) -> None:
-    folder.chmod(before)
-    close_to_others(folder)
-    assert mode_of(folder) == after
-    close_to_others(folder / "absent")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_folder_that_others_use_stays_open(folder: Path) -> None:
-    folder.chmod(0o755)
-    (folder / "file").write_text("theirs")
-    os.chown(folder / "file", 1234, 1234)
-    close_to_others(folder)
-    assert mode_of(folder) == 0o755
-    (folder / "file").unlink()
-    os.chown(folder, 1234, 1234)
-    close_to_others(folder)
-    assert mode_of(folder) == 0o755
 
 
 # --- Parsing ----------------------------------------------------------------------------------------------------------

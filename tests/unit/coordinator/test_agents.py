@@ -76,9 +76,10 @@ def test_a_device_says_what_it_is_doing() -> None:
 
 def test_a_front_comes_with_what_it_was_made_from() -> None:
     fleet = small_fleet()
-    record = fleet.agents.report_front("orin", NANO_FRONT, 4.5, 20, "a" * 64)
-    assert (only_front(record), record.idle_w, record.profiled_modes) == (NANO_FRONT, 4.5, 20)
-    assert (record.fronts[0].reference_digest, record.state) == ("a" * 64, DeviceState.READY)
+    record = fleet.agents.report_front("orin", NANO_FRONT, 4.5, 20, "a" * 64, minibatches_per_epoch=100)
+    [known] = record.fronts
+    assert (known.front, known.profiled_modes, known.reference_digest) == (NANO_FRONT, 20, "a" * 64)
+    assert (record.idle_w, record.state) == (4.5, DeviceState.READY)
 
 
 @pytest.mark.parametrize(("device_front", "idle_w"), [(NANO_FRONT, 5_000.0), (front((10, 50_000), (20, 30_000)), 5.0)])
@@ -88,7 +89,7 @@ def test_watts_that_no_board_draws_stop_nobody(device_front: Front, idle_w: floa
     fleet.flower.plan(RUN, 1, NODES, 1.0)
     implausible = "^newcomer reports .*,000 W as its .*, more than the .* W of any agx-orin.*agent doctor"
     with pytest.raises(InvalidInputError, match=implausible):
-        fleet.agents.report_front("newcomer", device_front, idle_w, 50, "")
+        fleet.agents.report_front("newcomer", device_front, idle_w, 50, "", minibatches_per_epoch=100)
     fleet.agents.report_state("newcomer", DeviceState.PROFILING, 50, "")
     assert fleet.trim() == [], "the trainings in flight go on"
 
@@ -97,7 +98,7 @@ def test_watts_that_no_board_draws_stop_nobody(device_front: Front, idle_w: floa
 def test_a_digest_that_is_none_is_refused(digest: str) -> None:
     fleet = small_fleet()
     with pytest.raises(InvalidInputError, match="64 hexadecimal digits") as refused:
-        fleet.agents.report_front("orin", NANO_FRONT, 5.0, 50, digest)
+        fleet.agents.report_front("orin", NANO_FRONT, 5.0, 50, digest, minibatches_per_epoch=100)
     assert len(str(refused.value)) < 500
     assert fleet.agents.get("orin").fronts[0].reference_digest == "d" * 64
 
@@ -106,7 +107,7 @@ def test_a_digest_that_is_none_is_refused(digest: str) -> None:
 def test_a_front_with_impossible_idle_watts_changes_nothing(idle_w: float) -> None:
     fleet = small_fleet()
     with pytest.raises(InvalidInputError, match="^orin: idle watts"):
-        fleet.agents.report_front("orin", NANO_FRONT, idle_w, 50, "")
+        fleet.agents.report_front("orin", NANO_FRONT, idle_w, 50, "", minibatches_per_epoch=100)
     assert (only_front(fleet.agents.get("orin")), fleet.agents.get("orin").idle_w) == (ORIN_FRONT, 5.0)
 
 
@@ -114,7 +115,7 @@ def test_a_device_that_never_connected_has_nothing_to_report() -> None:
     fleet = small_fleet()
     for report in (
         lambda: fleet.agents.report_state("ghost", DeviceState.READY, 0, ""),
-        lambda: fleet.agents.report_front("ghost", ORIN_FRONT, 5.0, 50, ""),
+        lambda: fleet.agents.report_front("ghost", ORIN_FRONT, 5.0, 50, "", minibatches_per_epoch=100),
         lambda: fleet.agents.disconnect("ghost"),
     ):
         with pytest.raises(UnknownRecordError, match="unknown device 'ghost': it never connected"):
@@ -150,7 +151,7 @@ LIE = front((0.5, 45), (1, 30))
 
 def lying_fleet() -> Fleet:
     fleet = small_fleet()
-    fleet.agents.report_front("nano", LIE, 3.0, 50, "")
+    fleet.agents.report_front("nano", LIE, 3.0, 50, "", minibatches_per_epoch=100)
     return fleet
 
 
@@ -181,7 +182,7 @@ def test_a_front_that_agrees_with_the_observations_ends_the_exclusion() -> None:
     fleet = lying_fleet()
     for number in (1, 2, 3):
         train(fleet, number)
-    fleet.agents.report_front("nano", front((29, 45), (35, 30)), 3.0, 50, "")
+    fleet.agents.report_front("nano", front((29, 45), (35, 30)), 3.0, 50, "", minibatches_per_epoch=100)
     assert "nano" in train(fleet, 4).nodes
 
 
@@ -274,7 +275,7 @@ def test_one_device_of_an_unknown_kind_cannot_claim_a_small_site() -> None:
     fleet = small_fleet(site_budget_w=60.0)
     fleet.agents.connect("odd", "toaster", "simulated", 7)
     with pytest.raises(ImplausibleError, match="odd reports 61 W as its idle power, more than the 20 W"):
-        fleet.agents.report_front("odd", NANO_FRONT, 61.0, 50, "")
+        fleet.agents.report_front("odd", NANO_FRONT, 61.0, 50, "", minibatches_per_epoch=100)
     assert fleet.flower.plan(RUN, 1, NODES, 1.0).nodes
 
 
@@ -298,7 +299,7 @@ def test_any_front_is_taken_or_refused_and_others_are_planned(
     fleet.flower.bind_node(99, "odd")
     try:
         odd = front((epoch_s, power_w), epoch_log_sd=epoch_log_sd, power_log_sd=power_log_sd)
-        fleet.agents.report_front("odd", odd, idle_w, 50, "")
+        fleet.agents.report_front("odd", odd, idle_w, 50, "", minibatches_per_epoch=100)
     except ImplausibleError as error:
         fleet.agents.refuse_front("odd", str(error))
     except InvalidInputError:

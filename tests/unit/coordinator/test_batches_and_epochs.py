@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,7 +100,7 @@ def test_the_app_and_the_agent_are_told_the_same_batch() -> None:
         to_agent = session_pb2.Grant.FromString(grant_to_message(grant, "digits").SerializeToString())
         assert (to_app.assignments[0].batch, to_agent.batch) == (batch, batch)
         assert to_app.assignments[0].mode == to_agent.mode
-        assert plan_from_message(to_app, 1.0) == record.plan
+        assert plan_from_message(to_app) == record.plan
 
 
 def test_without_a_choice_the_grant_states_the_batch_that_the_device_has_seen() -> None:
@@ -243,22 +242,6 @@ def test_the_epochs_of_each_device_are_stored(tmp_path: Path) -> None:
         store = Store(tmp_path / "coordinator.db")
         assert rounds_of(store, RUN) == [each]
         store.close()
-
-
-def test_a_plan_from_before_is_read_with_the_epochs_of_its_round(tmp_path: Path) -> None:
-    fleet = small_fleet()
-    record = fleet.flower.plan(RUN, 1, NODES, 2.5)
-    # Stored by a version whose assignments did not state epochs: a 0 is not written.
-    plan = replace(record.plan, assignments=tuple(replace(each, epochs=0.0) for each in record.plan.assignments))
-    store = Store(tmp_path / "coordinator.db")
-    store.save(fleet.flower.run(RUN), replace(record, plan=replace(plan, first_planned=plan)))
-    store.close()
-    store = Store(tmp_path / "coordinator.db")
-    [read] = rounds_of(store, RUN)
-    store.close()
-    assert read.plan.assignments == record.plan.assignments
-    assert read.plan.first_planned is not None
-    assert read.plan.first_planned.assignments == record.plan.assignments
 
 
 # --- the service ----------------------------------------------------------------------------------------------------

@@ -190,6 +190,10 @@ class Run:
         self.number, self.waited_s, self.longest_wait_s, self.device_seconds = 0, 0.0, 0.0, 0.0
         self.record: RoundRecord | None = None
         self._left_s = 0.0
+        for each in list(fleet.agents.devices.values()):
+            assert each.idle_w is not None
+            own = each.fronts[0].front
+            fleet.agents.report_front(each.device_id, own, each.idle_w, 50, "", Workload(run_id), 100)
         fleet.flower.start_run(run_id, "FedAvg", 1000, workload=Workload(run_id))
 
     def tick(self) -> None:

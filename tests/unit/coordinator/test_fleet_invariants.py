@@ -30,6 +30,7 @@ from coordinator.state.records import (
 )
 from tests.fakes.fleets import front, fronts
 from tests.fakes.small_fleet import (
+    NANO_FRONT,
     NANO_NODE,
     NODES,
     ORIN_FRONT,
@@ -172,7 +173,9 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(device=devices, device_front=fronts(), idle_w=st.integers(0, 5))
     def report_front(self, device: str, device_front: Front, idle_w: int) -> None:
         if device in self.connected:
-            self.keep(self.fleet.agents.report_front(device, device_front, float(idle_w), 50, ""))
+            self.keep(
+                self.fleet.agents.report_front(device, device_front, float(idle_w), 50, "", minibatches_per_epoch=100)
+            )
 
     @rule(device=devices, device_front=fronts())
     def become_ready(self, device: str, device_front: Front) -> None:
@@ -441,6 +444,7 @@ PRESETS = (PresetPoint("MAXN", front((10, 50)), True),)
 def fleet_with_much_in_it() -> Fleet:
     """A fleet whose every part knows the Orin, which trains for a second round."""
     fleet = small_fleet()
+    fleet.agents.report_front("nano", NANO_FRONT, 3.0, 50, "", Workload("digits"), 100)
     for run_id in (RUN, WAITING):
         fleet.flower.start_run(run_id, "FedAvg", 3, workload=Workload("digits"))
     fleet.operator.place("orin", "site", {"lab"})

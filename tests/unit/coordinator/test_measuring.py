@@ -595,10 +595,10 @@ class Sharing:
         self.told: dict[str, list[list[MeasuredUnit]]] = {}
         self.fleet.flower.start_run(RUN, "FedAvg", 3, workload=DIGITS)
 
-    def connect(self, device_id: str, board: str = "agx-orin", learns_from_others: bool = True) -> None:
-        self.fleet.agents.connect(device_id, board, "simulated", 7, True)
+    def connect(self, device_id: str, board: str = "agx-orin") -> None:
+        self.fleet.agents.connect(device_id, board, "simulated", 7)
         self.told[device_id] = []
-        self.orders.begin(device_id, ResponseStream(partial(self._write, device_id)), True, learns_from_others)
+        self.orders.begin(device_id, ResponseStream(partial(self._write, device_id)))
 
     def measured(self, device_id: str, count: int) -> None:
         record = self.fleet.agents.report_front(device_id, ORIN_FRONT, 5.0, count, "", DIGITS, 100)
@@ -622,13 +622,12 @@ async def test_devices_are_told_what_others_measured_while_they_have_less() -> N
     for device_id in ("a", "b", "experienced"):
         sharing.connect(device_id)
     sharing.connect("nano", "orin-nano")
-    sharing.connect("old", learns_from_others=False)
     sharing.measured("experienced", 20)
     await sharing.until_told("a", [unit(16)])
     await sharing.until_told("nano", [MeasuredUnit("agx-orin", rows(16))])
     sharing.measured("a", 3)
     await sharing.until_told("b", [unit(16), unit(3)])
-    assert [sharing.told[each] for each in ("experienced", "old")] == [[[]], [[]]]
+    assert sharing.told["experienced"] == [[]]
     sharing.connect("late")
     await sharing.until_told("late", [unit(16), unit(3)])
     assert len(sharing.told["late"]) == 1, "with the announcement of the workload"

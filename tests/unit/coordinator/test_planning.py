@@ -360,7 +360,7 @@ class SlowReader:
         self.taken: list[tuple[str, int]] = []
         self.reads = asyncio.Event()
         self.stream = ResponseStream(self._write)
-        self.orders.begin("orin", self.stream, knows_workloads=True)
+        self.orders.begin("orin", self.stream)
 
     async def _write(self, response: session_pb2.SessionResponse) -> None:
         await self.reads.wait()
@@ -404,26 +404,25 @@ async def test_orders_to_measure_that_a_session_left_unsent_are_logged(caplog: p
 
 async def test_agents_hear_of_revocations_when_they_connect_and_when_there_is_a_new_one() -> None:
     revoked: list[str] = []
-    heard: dict[str, list[tuple[str, ...]]] = {"orin": [], "old": [], "nano": []}
+    heard: dict[str, list[tuple[str, ...]]] = {"orin": [], "nano": []}
     orders = Orders(Fleet(Allowance.of_site(100.0), AllDevices()), revoked=lambda: revoked)
 
-    def connect(device_id: str, hears_of_revocations: bool) -> None:
+    def connect(device_id: str) -> None:
         async def write(response: session_pb2.SessionResponse) -> None:
             heard[device_id].append(tuple(response.revoked.serials))
 
-        orders.begin(device_id, ResponseStream(write), hears_of_revocations=hears_of_revocations)
+        orders.begin(device_id, ResponseStream(write))
 
     async def until_heard(device_id: str, *serials: str) -> None:
         async with asyncio.timeout(10.0):
             while serials not in heard[device_id]:
                 await asyncio.sleep(0)
 
-    connect("orin", True)
-    connect("old", False)
+    connect("orin")
     revoked.append("1f")
     orders.announce_revocations()
     await until_heard("orin", "1f")
-    connect("nano", True)
+    connect("nano")
     await until_heard("nano", "1f")
     revoked.append("a0")
     orders.announce_revocations()
@@ -431,4 +430,3 @@ async def test_agents_hear_of_revocations_when_they_connect_and_when_there_is_a_
     await until_heard("orin", "1f", "a0")
     await orders.close()
     assert heard["orin"] == [("1f",), ("1f", "a0")], "nothing was revoked when it connected"
-    assert heard["old"] == []

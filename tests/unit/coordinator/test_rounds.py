@@ -65,7 +65,7 @@ def test_the_site_was_observed_once_all_chosen_devices_were() -> None:
 
 def test_an_observed_rounds_duration_is_predicted_warm_up_plus_observed_epochs() -> None:
     fleet = small_fleet(policy=FastestK(2))
-    fleet.agents.report_front("orin", front((10, 50), warmup_s=60), 5.0, 50, "d" * 64)
+    fleet.agents.report_front("orin", front((10, 50), warmup_s=60), 5.0, 50, "d" * 64, minibatches_per_epoch=100)
     planned = fleet.flower.plan(RUN, 1, NODES, 2.0)
     assert planned.plan.duration_s == 60 + 2 * 10
     fleet.rounds.observe(planned.plan_id, ObservedTraining("orin", 11.0, 31.0))

@@ -277,7 +277,7 @@ def report(fleet: Fleet, clock: Clock, device_id: str, phase: GrantPhase) -> Non
 
 
 def report_front(fleet: Fleet, now: Front, idle_w: float = 5.0, device_id: str = "orin") -> None:
-    fleet.agents.report_front(device_id, now, idle_w, 50, "d" * 64)
+    fleet.agents.report_front(device_id, now, idle_w, 50, "d" * 64, minibatches_per_epoch=100)
 
 
 def reason(record: RoundRecord) -> str:
@@ -383,8 +383,8 @@ def test_watts_at_rest_with_a_duty_may_be_those_of_a_training() -> None:
     """An AGX Orin idles at 35 W or less without a duty, and draws at most 150 W."""
     fleet = small_fleet()
     with pytest.raises(ImplausibleError, match="40 W as its idle power"):
-        fleet.agents.report_front("orin", SLOWER, 40.0, 50, "")
-    fleet.agents.report_front("orin", SLOWER, 40.0, 50, "", is_idle_with_duty=True)
+        fleet.agents.report_front("orin", SLOWER, 40.0, 50, "", minibatches_per_epoch=100)
+    fleet.agents.report_front("orin", SLOWER, 40.0, 50, "", is_idle_with_duty=True, minibatches_per_epoch=100)
     assert fleet.agents.get("orin").idle_w == 40.0
     assert fleet.agents.report_no_front("orin", "no time", 45.0, is_idle_with_duty=True).idle_w == 45.0
     with pytest.raises(ImplausibleError, match="151 W as its idle power"):

@@ -9,7 +9,7 @@ from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.preview import predict_nodes
 from coordinator.state.records import RoundRecord
-from coordinator.state.workload_fronts import EVERY_WORKLOAD
+from coordinator.state.workload_fronts import UNNAMED
 from tests.fakes.fleets import front
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
 from wattfleet.core.budgets import InForce
@@ -57,25 +57,6 @@ def test_each_run_is_planned_with_the_fronts_of_its_own_workload() -> None:
     assert times(fleet.copy().flower.plan(RUN, 1, NODES, 1.0)) == {"orin": 20, "nano": 35}
 
 
-def test_the_front_of_before_an_upgrade_counts_until_the_device_names_its_workloads() -> None:
-    fleet = small_fleet()
-    fleet.flower.start_run("b", "FedAvg", 3, workload=Workload("gpt"))
-    assert times(fleet.copy().flower.plan("b", 1, NODES, 1.0)) == {"orin": 20, "nano": 35}
-    report(fleet, "orin", BERT_ON_ORIN, "bert")
-    assert times(fleet.copy().flower.plan("b", 1, NODES, 1.0)) == {"nano": 35}
-
-
-def test_an_upgraded_agent_begins_without_the_front_and_the_refusal_of_before() -> None:
-    fleet = small_fleet()
-    report(fleet, "orin", BERT_ON_ORIN, "bert")
-    fleet.agents.refuse_front("nano", "nano: more watts than its board draws")
-    for device_id in ("orin", "nano"):
-        fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096, names_workloads=True)
-    assert [each.name for each in fleet.agents.get("orin").fronts] == ["bert"]
-    assert fleet.agents.get("nano").fronts == () and fleet.agents.get("nano").idle_w == 3.0
-    assert fleet.agents.left_out() == {}
-
-
 def test_a_plan_says_what_its_predictions_hold_for() -> None:
     [nano, orin] = fleet_of_two_workloads().flower.plan("b", 1, NODES, 1.0).plan.assignments
     assert (nano.batch, nano.profiled_modes, nano.is_length_assumed) == (16, 5, False)
@@ -99,12 +80,6 @@ def test_a_device_without_a_prediction_for_the_workload_is_left_out_with_the_rea
     fleet.flower.start_run("c", "FedAvg", 3, workload=Workload("gpt"))
     with pytest.raises(NoDevicesError, match="orin is ready, but has no prediction for the workload 'gpt' yet"):
         fleet.flower.plan("c", 1, NODES, 1.0)
-
-
-def test_an_agent_that_knows_no_workloads_goes_on_with_one_front_for_all() -> None:
-    fleet = small_fleet()
-    fleet.flower.start_run("b", "FedAvg", 3, workload=Workload("bert"))
-    assert times(fleet.flower.plan("b", 1, NODES, 1.0)) == {"orin": 20, "nano": 35}
 
 
 def test_a_run_that_continues_without_a_workload_keeps_the_one_it_stated() -> None:
@@ -303,7 +278,7 @@ def test_the_reason_reaches_the_plan_and_ends_with_the_next_front() -> None:
     assert reasons(fleet) == {"nano": WHY}
     assert fleet.flower.unpredicted(RUN, NODES) == [], "nobody waits for a front that does not come"
     fleet.flower.release(RUN, NODES)
-    fleet.agents.report_front("nano", NANO_FRONT, 4.5, 20, "")
+    fleet.agents.report_front("nano", NANO_FRONT, 4.5, 20, "", minibatches_per_epoch=100)
     assert fleet.agents.left_out() == {}
 
 
@@ -319,7 +294,7 @@ def test_a_reason_for_one_workload_leaves_the_others() -> None:
     fleet = small_fleet()
     fleet.agents.report_no_front("nano", WHY, 4.5, "speech")
     nano = fleet.agents.get("nano")
-    assert [each.name for each in nano.fronts] == [EVERY_WORKLOAD]
+    assert [each.name for each in nano.fronts] == [UNNAMED.name]
     assert fleet.agents.left_out("digits") == {}
     assert fleet.agents.left_out("speech") == {"nano": WHY}
 

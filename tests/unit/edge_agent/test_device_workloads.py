@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from edge_agent.devices.device import Provenance
 from edge_agent.learning.workloads import Workloads
-from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE, WORKLOAD_FILE
+from edge_agent.paths import PROFILE_FILE, WORKLOAD_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader, RoundRecord
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError
@@ -298,12 +298,6 @@ def test_what_was_learned_survives_a_restart_without_the_options_of_the_run() ->
     assert restarted.with_batches(OPTIONS) == after
 
 
-def test_a_file_of_an_earlier_version_knows_no_batch_that_is_too_large() -> None:
-    content = known().content()
-    del content["too_large_batch"]
-    assert KnownWorkload.from_content(content) == known(options=None)
-
-
 @pytest.mark.parametrize("damaged", ["64", 64.0, True, [64]])
 def test_a_damaged_batch_is_refused(damaged: object) -> None:
     with pytest.raises(TypeError, match="too_large_batch is not a whole number"):
@@ -317,7 +311,7 @@ def test_a_length_out_of_range_is_refused(length: int) -> None:
 
 
 # --- Workload folders -------------------------------------------------------------------------------------------------
-# Folders of workloads on disk: their files, the migration from earlier versions, and how names are kept apart.
+# Folders of workloads on disk: their files, and how names are kept apart.
 
 MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
 
@@ -351,25 +345,6 @@ def test_any_name_has_a_folder_of_its_own_below_the_state_directory(tmp_path: Pa
 
 def test_names_that_look_alike_have_folders_of_their_own() -> None:
     assert len({folder_name(name) for name in ("a b", "a/b", "a-b", "a?b")}) == 4
-
-
-def test_the_state_of_an_earlier_version_becomes_a_workload(tmp_path: Path) -> None:
-    with Journal.open(tmp_path / PROFILE_FILE, header()) as journal:
-        journal.append(RoundRecord(MODE, 100.0, 9000.0))
-    (tmp_path / PREDICTOR_DIRECTORY).mkdir()
-    before = (tmp_path / PROFILE_FILE).read_bytes()
-    assert chosen_workload(tmp_path).name == "resnet18", "a command may run before the new agent does"
-    WorkloadFolders(tmp_path).move_in_earlier(521)
-    stored = chosen_workload(tmp_path)
-    assert stored.known == known_named("resnet18", length=521)
-    assert (stored.folder / PROFILE_FILE).read_bytes() == before and (stored.folder / PREDICTOR_DIRECTORY).is_dir()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["workloads"]
-
-
-def test_a_virtual_boards_earlier_state_becomes_its_built_in_workload(tmp_path: Path) -> None:
-    Journal.open(tmp_path / PROFILE_FILE, header("resnet18-imagenet", "simulated")).close()
-    WorkloadFolders(tmp_path).move_in_earlier(None)
-    assert chosen_workload(tmp_path).name == "built-in"
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"name": "other"}', "[" * 9000])

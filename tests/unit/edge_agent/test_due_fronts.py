@@ -54,9 +54,6 @@ class Workloads:
     opened: Sequence[Learner]
     latest: Learner | None = None
 
-    def is_default(self, learner: Learner) -> bool:
-        return False
-
     def announced(self, workload: Workload, units: object) -> Learner:
         [found] = [each for each in self.opened if each.known.workload.name == workload.name]
         found.known = found.known.completed(workload.facts)
@@ -64,7 +61,7 @@ class Workloads:
 
 
 def ready_with(workloads: Any, share_modes: int = 0) -> Readiness:
-    return Readiness(workloads, 5.0, PowerMode(1, 1_000, 1_000_000, 1_000_000), "a" * 64, True, 0, share_modes)
+    return Readiness(workloads, 5.0, PowerMode(1, 1_000, 1_000_000, 1_000_000), "a" * 64, 0, share_modes)
 
 
 def test_a_workload_without_a_plausible_front_keeps_no_other_from_being_reported(
@@ -131,7 +128,7 @@ def test_a_front_comes_with_the_first_measured_modes_for_other_devices() -> None
     learner.measurements = measured
     [report] = ready.due_fronts()
     assert measured_from_messages(report.measured) == tuple(measured[:2]), "due, though its front is the same"
-    assert ready_with(Workloads([learner])).due_fronts()[0].measured == [], "an earlier coordinator asks for none"
+    assert ready_with(Workloads([learner])).due_fronts()[0].measured == [], "none are asked for"
 
 
 def test_what_others_have_measured_waits_while_the_device_trains() -> None:

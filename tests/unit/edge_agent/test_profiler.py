@@ -577,14 +577,6 @@ def test_a_device_is_never_left_without_any_mode(journal):
     assert borne(journal, [HIGHER, SCRIPTED_MODE, LOWER]) == [HIGHER, SCRIPTED_MODE, LOWER]
 
 
-def test_a_line_of_an_earlier_version_leaves_out_its_mode_alone(tmp_path, journal):
-    line = {"kind": "discarded", "mode": list(SCRIPTED_MODE), "reason": "92 degrees", "minibatches": 4, "seconds": 5.0}
-    with (tmp_path / PROFILE_FILE).open("a") as file:
-        file.write((json.dumps(line) + "\n") * DEFAULT_LIMITS.attempts)
-    with Journal.open(tmp_path / PROFILE_FILE, SIMULATED_HEADER) as again:
-        assert borne(again) == [HIGHER, LESS_CPU, LOWER]
-
-
 def test_no_front_shows_and_no_budget_buys_what_the_board_does_not_bear(tmp_path, agent, profiled_state):
     state = shutil.copytree(profiled_state, tmp_path / "copied", ignore=shutil.ignore_patterns("*.sock"))
     device = SimulatedDevice("orin-nano", 0)

@@ -323,15 +323,6 @@ def test_a_power_cut_in_the_middle_of_a_write_loses_at_most_what_was_being_added
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def test_a_front_of_an_earlier_version_is_delivered_with_its_warm_up(path, caplog):
-    opened(path).add(front_of(3.1, warmup_s=5.0))
-    before = path.read_bytes()
-    path.write_bytes(before.replace(b'"warmup_s"', b'"start_s"'))
-    assert path.read_bytes() != before
-    assert [request.front for request in opened(path).after(0)] == [front_of(3.1, warmup_s=5.0).front]
-    assert not caplog.records
-
-
 # --- Session status ---------------------------------------------------------------------------------------------------
 # An agent's log and status of its session: every change is reported, but not every attempt.
 

@@ -190,36 +190,13 @@ def test_it_is_json_lines_that_begin_with_what_is_measured(path):
 MODE = RECORDS[0].mode
 
 
-def test_a_journal_written_before_there_were_kinds_of_records_is_still_read(path):
-    header = '{"journal": 1, "device_id": "jetson-07", "board_kind": "orin-nano", "provenance": "hardware", '
-    header += '"workload": "resnet18-imagenet", "minibatch": 16}\n'
-    old = '{"mode": [1, 1036800, 306000000, 2133000000], "minibatch_ms": 352.6876, "power_mw": 12929.0, '
-    old += (
-        '"minibatch_spread": 0.024, "power_spread": 0.013, "minibatches": 48, "power_samples": 12, "seconds": 25.1}\n'
-    )
-    path.write_text(header + old)
+def test_a_first_minibatch_that_is_measured_later_counts_for_the_whole_journal(path):
     with Journal.open(path, HEADER) as journal:
-        assert list(journal.records) == RECORDS[:1]
-        assert journal.records[0].fetch_stall_ms is None
-        assert (journal.records[0].first_minibatch_ms, journal.first_gcycles) == (None, 0.0)
-        # A first minibatch that is measured now sets the value for the whole journal.
+        journal.append(RECORDS[0])
+        assert journal.first_gcycles == 0
         journal.append(replace(RECORDS[1], first_minibatch_ms=6_750.0))
     with Journal.open(path, HEADER) as journal:
         assert journal.first_gcycles == pytest.approx(6.75 * 1.0368)
-
-
-def test_a_journal_that_names_its_provenance_evidence_is_still_read_and_continued(path):
-    before = written(path, RECORDS[:2]).replace(b'"provenance"', b'"evidence"')
-    path.write_bytes(before)
-    measured = read_profile(path.parent)
-    assert measured is not None
-    assert (measured.header, measured.measured_modes) == (HEADER, 2)
-    with Journal.open(path, HEADER) as journal:
-        assert list(journal.records) == RECORDS[:2]
-        journal.append(RECORDS[2])
-    assert path.read_bytes().startswith(before)
-    with pytest.raises(InvalidInputError, match="provenance 'hardware', not 'simulated'"):
-        Journal.open(path, replace(HEADER, provenance="simulated"))
 
 
 def test_a_renewal_forgets_what_a_first_minibatch_took(path):
@@ -340,11 +317,6 @@ def test_a_mode_measured_with_another_batch_remains_to_be_measured(path):
     written(path, [replace(RECORDS[0], batch=4), RECORDS[1]])
     with Journal.open(path, HEADER) as journal:
         assert journal.remaining(modes) == [modes[0], *modes[2:]]
-
-
-def test_lines_without_a_batch_are_as_earlier_versions_wrote_them(path):
-    lines = written(path).splitlines()
-    assert all("batch" not in json.loads(line) for line in lines[1:])
 
 
 @pytest.mark.parametrize("batch", [0, -1, 2.5, "4", True])

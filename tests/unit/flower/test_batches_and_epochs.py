@@ -214,16 +214,14 @@ class PlannerOfEpochs(PlannerStub):
     """Plans each device's `chosen_epochs` if the request has a choice of epochs."""
 
     chosen_epochs: Mapping[str, float] = OF_DEVICES
-    is_older = False
     batch = 16
 
     def _plan(self, request: planning_pb2.PlanRoundRequest) -> planning_pb2.PlanRoundResponse:
         plan = super()._plan(request)
         for each in plan.assignments:
             each.batch = self.batch
-            if not self.is_older:
-                has_choice = request.HasField("epoch_choice")
-                each.epochs = self.chosen_epochs[each.device_id] if has_choice else request.epochs
+            has_choice = request.HasField("epoch_choice")
+            each.epochs = self.chosen_epochs[each.device_id] if has_choice else request.epochs
         return plan
 
 
@@ -339,31 +337,22 @@ def test_a_batch_is_told_without_epochs_where_one_number_is_given() -> None:
     assert set(assigned_epochs(grid).values()) == {3.0}
 
 
-def test_an_older_coordinator_plans_the_fewest() -> None:
-    planner, grid = planner_of(is_older=True), GridOfNodes(fleet())
-    run(grid, planner, rounds=2, local_epochs=EPOCH_CHOICE)
-    assert assigned_epochs(grid) == dict.fromkeys((A, B, C, D), 2.0)
-    assert work(grid) == {}
-    assert all(request.HasField("epoch_choice") for request in planner.asked("PlanRound")), "it may be updated"
-
-
 # --- predictions ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("is_older", "epochs"), [(False, OF_DEVICES), (True, dict.fromkeys("abcd", 2))])
-def test_what_is_predicted_of_a_node_is_of_its_own_epochs(is_older: bool, epochs: Mapping[str, float]) -> None:
+def test_what_is_predicted_of_a_node_is_of_its_own_epochs() -> None:
     grid = GridOfNodes(fleet())
-    run(grid, planner_of(is_older=is_older), local_epochs=EPOCH_CHOICE)
+    run(grid, planner_of(), local_epochs=EPOCH_CHOICE)
     for message in grid.trainings():
         node = message.metadata.dst_node_id
         record = message.content[PREDICTION_KEY]
         epoch_s = 20.0 + node % 7  # the planner's prediction, with a start of 3 s and 8 W
-        training_s = 3.0 + epochs[KNOWN[node]] * epoch_s
+        training_s = 3.0 + OF_DEVICES[KNOWN[node]] * epoch_s
         assert (record["epoch-s"], record["training-s"]) == (epoch_s, training_s)
         assert record["training-kj"] == pytest.approx(training_s * 8.0 / 1e3)
         assert record["epoch-kj"] == pytest.approx(epoch_s * 8.0 / 1e3)
         # The time of the start is certain; that of the epochs has a standard deviation of 10 %.
-        high_s = 3.0 + epochs[KNOWN[node]] * epoch_s * math.exp(0.1 * NormalDist().inv_cdf(0.95))
+        high_s = 3.0 + OF_DEVICES[KNOWN[node]] * epoch_s * math.exp(0.1 * NormalDist().inv_cdf(0.95))
         assert record["training-s-high"] == pytest.approx(high_s)
 
 
@@ -406,12 +395,12 @@ def test_an_app_that_asks_keeps_the_choice(caplog: pytest.LogCaptureFixture) -> 
     assert warnings_of(caplog) == []
 
 
-def test_devices_before_protocol_2_4_end_the_choice(caplog: pytest.LogCaptureFixture) -> None:
+def test_devices_that_say_nothing_of_epochs_end_the_choice(caplog: pytest.LogCaptureFixture) -> None:
     planner = planner_of()
     run(GridOfNodes(fleet()), planner, rounds=2, local_epochs=EPOCH_CHOICE)
     assert [request.HasField("epoch_choice") for request in planner.asked("PlanRound")] == [True, False]
     [warning] = warnings_of(caplog)
-    assert "with protocol 2.4 or newer on the device" in warning
+    assert "the app does not follow the plan's local epochs" in warning
 
 
 def test_batches_are_chosen_further_where_epochs_are_not() -> None:
@@ -456,7 +445,7 @@ def test_quantiles_are_those_of_lognormal_errors() -> None:
     rng = np.random.default_rng(0)
     epoch_s = 40.0 * np.exp(0.2 * rng.standard_normal(1_000_000))
     power_w = 12.0 * np.exp(0.1 * rng.standard_normal(1_000_000))
-    predicted = training_prediction(assignment(), epochs=3.0)
+    predicted = training_prediction(assignment(epochs=3.0))
     assert values(predicted.epoch_s) == pytest.approx(of_samples(epoch_s), rel=0.01)
     assert values(predicted.training_s) == pytest.approx(of_samples(5.0 + 3.0 * epoch_s), rel=0.01)
     assert values(predicted.power_w) == pytest.approx(of_samples(power_w), rel=0.01)
@@ -468,10 +457,10 @@ def test_quantiles_are_those_of_lognormal_errors() -> None:
 
 
 def test_what_is_not_known_is_none_or_without_an_interval() -> None:
-    predicted = training_prediction(assignment(epoch_log_sd=0.0, power_log_sd=0.0), epochs=1.0)
+    predicted = training_prediction(assignment(epoch_log_sd=0.0, power_log_sd=0.0))
     assert values(predicted.epoch_s) == [40.0] * 3
     assert (predicted.batch, predicted.profiled_modes) == (None, 0)
-    assert training_prediction(assignment(batch=16, profiled_modes=7), 1.0).batch == 16
+    assert training_prediction(assignment(batch=16, profiled_modes=7)).batch == 16
     assert not predicted.is_length_assumed
-    assumed = training_prediction(assignment(length_assumed=True), 1.0)
-    assert assumed.is_length_assumed and assumed.to_record("", True)["length-assumed"] is True
+    assumed = training_prediction(assignment(length_assumed=True))
+    assert assumed.is_length_assumed and assumed.to_record("")["length-assumed"] is True

@@ -75,11 +75,11 @@ def test_an_assignment_survives_the_local_socket_without_its_deadline(assignment
 
 
 def test_a_plan_gives_each_node_its_assignment() -> None:
-    part = planning_pb2.Assignment(node_id=7, device_id="orin-0", power_limit_w=41.25)
+    part = planning_pb2.Assignment(node_id=7, device_id="orin-0", epochs=1.0, power_limit_w=41.25)
     plan = planning_pb2.PlanRoundResponse(plan_id="7/1", assignments=[part])
-    assert assignments_from_plan(plan, 1.0) == {7: ASSIGNMENT}
+    assert assignments_from_plan(plan) == {7: ASSIGNMENT}
     plan.deadline_s = 30.0
-    assert assignments_from_plan(plan, 2.0) == {7: replace(ASSIGNMENT, epochs=2.0, deadline_s=30.0)}
+    assert assignments_from_plan(plan) == {7: replace(ASSIGNMENT, deadline_s=30.0)}
 
 
 WORK = AssignedWork(batch=64, lr_scale=4.0, passes=1.25)

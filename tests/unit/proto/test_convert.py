@@ -15,6 +15,7 @@ from wattfleet.core.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import MAX_BATCH_OPTIONS, BatchOptions, PowerMode, Processor, Task, Workload, WorkloadFacts
 from wattfleet.core.planning import Assignment, Decision, RoundPlan
+from wattfleet_proto import names
 from wattfleet_proto.convert import (
     front_from_message,
     front_to_message,
@@ -210,12 +211,12 @@ def test_a_plan_comes_back_with_its_nodes(plan: RoundPlan, node_ids: list[int], 
     message = planning_pb2.PlanRoundResponse.FromString(plan_to_message(plan_id, plan, nodes).SerializeToString())
     assert message.plan_id == plan_id
     assert {a.device_id: a.node_id for a in message.assignments} == nodes
-    assert plan_from_message(message, 1.0) == plan
+    assert plan_from_message(message) == plan
     # A device whose training a trim stopped still has its node.
     trimmed = replace(plan, assignments=plan.assignments[1:], first_planned=replace(plan, decisions=()))
     message = planning_pb2.PlanRoundResponse.FromString(plan_to_message(plan_id, trimmed, nodes).SerializeToString())
     assert {a.device_id: a.node_id for a in message.first_planned.assignments} == nodes
-    assert plan_from_message(message, 1.0) == trimmed
+    assert plan_from_message(message) == trimmed
 
 
 @pytest.mark.parametrize("state", DeviceState)
@@ -297,20 +298,22 @@ def version(major: int, minor: int) -> session_pb2.ProtocolVersion:
     return session_pb2.ProtocolVersion(major=major, minor=minor)
 
 
-@pytest.mark.parametrize(
-    ("theirs", "common"),
-    [
-        (version(MAJOR, MINOR), version(MAJOR, MINOR)),
-        (version(MAJOR, MINOR + 1), version(MAJOR, MINOR)),
-    ],
-)
-def test_the_older_minor_version_is_spoken(
-    theirs: session_pb2.ProtocolVersion, common: session_pb2.ProtocolVersion
+def test_sides_of_this_version_speak_it() -> None:
+    assert common_version(own_version()) == own_version() == version(MAJOR, MINOR)
+
+
+@pytest.mark.parametrize(("own", "theirs"), [(0, 1), (1, 0), (0, 99), (2, 1)])
+def test_the_older_minor_version_is_spoken(own: int, theirs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "MINOR", own)
+    assert own_version() == version(MAJOR, own)
+    assert common_version(version(MAJOR, theirs)) == version(MAJOR, min(own, theirs))
+
+
+@pytest.mark.parametrize(("own", "theirs"), [(1, 2), (2, 1), (1, 0)])
+def test_another_major_version_is_refused_with_what_to_do(
+    own: int, theirs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert common_version(theirs) == common
-    assert common_version(own_version()) == own_version()
-
-
-def test_another_major_version_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ProtocolVersionError, match=r"1\.2 is incompatible with protocol 2\.\d+: update the older of"):
-        common_version(version(1, 2))
+    monkeypatch.setattr(names, "MAJOR", own)
+    refused = rf"^protocol {theirs}\.5 is incompatible with protocol {own}\.0: update the older of agent and coord"
+    with pytest.raises(ProtocolVersionError, match=refused):
+        common_version(version(theirs, 5))

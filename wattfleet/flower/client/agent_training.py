@@ -23,7 +23,6 @@ from wattfleet.core.errors import WattfleetError
 from wattfleet_proto.assignment import AssignedWork, RoundAssignment
 from wattfleet_proto.convert import assignment_to_start
 from wattfleet_proto.limits import LARGEST_COUNT, MAX_MINIBATCHES_PER_EPOCH
-from wattfleet_proto.names import SHARING_MINOR
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 
 # --- Loader facts -----------------------------------------------------------------------------------------------------
@@ -192,7 +191,6 @@ class AgentTraining:
         self.work: AssignedWork | None = None
         self.taken_batch: int | None = None
         self.has_taken_epochs = self.measures = False
-        self._protocol_minor = 0
         self._has_reported_loader = self._is_stopped = self._is_finished = False
         self._profiled = threading.Lock()
         responses = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
@@ -208,7 +206,7 @@ class AgentTraining:
         self.measures = assignment.measures
         self._requests.put(local_pb2.TrainRequest(start=assignment_to_start(assignment)))
         try:
-            self._protocol_minor = self._answer().started.protocol_minor
+            self._answer()
         except grpc.RpcError:
             self._requests.put(None)
             raise
@@ -227,7 +225,7 @@ class AgentTraining:
             loader: yields the app's minibatches.
             after_minibatch: whether the first of them has just been trained.
         """
-        if self._protocol_minor < 1 or self._has_reported_loader or self._is_finished:
+        if self._has_reported_loader or self._is_finished:
             return
         seen = facts_of(loader)
         if seen.ListFields():
@@ -238,11 +236,6 @@ class AgentTraining:
                 seen.takes_planned_batch = seen.batch == self.taken_batch
             seen.after_minibatch = after_minibatch
             self._requests.put(local_pb2.TrainRequest(loader=seen))
-
-    @property
-    def measures_over_passes(self) -> bool:
-        """Whether the agent may measure one mode during several passes over a loader."""
-        return self._protocol_minor >= SHARING_MINOR
 
     @property
     def is_profiled(self) -> bool:

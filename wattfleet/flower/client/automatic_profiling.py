@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 # The first minibatch of a pass is not reported. A measurement may last for several passes, but each begins and ends
-# with an answer from the agent, which would take too large a share of a short pass. Agents before protocol 2.2 measure
-# a mode over 41 minibatches of one pass.
-_LEAST_MINIBATCHES, _LEAST_MINIBATCHES_BEFORE = 5, 42
+# with an answer from the agent, which would take too large a share of a short pass.
+_LEAST_MINIBATCHES = 5
 
 # Several trainings of one process may overlap, in Flower's simulation for example. The last one to end undoes the
 # patches.
@@ -137,8 +136,7 @@ def _measured_from_first_step(
     # With several minibatches in a step (gradient accumulation), the first one ended earlier.
     training.report_loader(loader, after_minibatch=batches_seen == 1)
     length = length_of(loader)
-    least = _LEAST_MINIBATCHES if training.measures_over_passes else _LEAST_MINIBATCHES_BEFORE
-    if length is not None and length < least:
+    if length is not None and length < _LEAST_MINIBATCHES:
         training.short_pass = length
         yield from batches
     else:

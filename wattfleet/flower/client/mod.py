@@ -51,7 +51,7 @@ _NAME_SOCKET = "name its socket with the SuperNode's --node-config 'agent-socket
 _START_AGENT = "start it, such as with `systemctl start wattfleet-agent`"
 
 
-def pairing_problem(device_id: str, path: str) -> str | None:
+def pairing_problem(device_id: str, path: str) -> str:
     """Return why a SuperNode cannot train on the device that it names, and the remedy.
 
     Args:
@@ -59,7 +59,7 @@ def pairing_problem(device_id: str, path: str) -> str | None:
         path: path of the agent's socket.
 
     Returns:
-        The problem; empty if the device's agent answers; None if the agent is too old to report its device.
+        The problem; empty if the device's agent answers.
     """
     try:
         # A plain socket gives the kernel's reason. gRPC reports UNAVAILABLE for all of them, and tries again.
@@ -73,8 +73,6 @@ def pairing_problem(device_id: str, path: str) -> str | None:
             stub = local_pb2_grpc.LocalAgentServiceStub(channel)
             agent_device_id = stub.GetDevice(local_pb2.GetDeviceRequest(), timeout=_WITHIN_S).device_id
     except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return None
         details = plain_text(error.details() or error.code().name)
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
             return f"the agent at {path} refused access: {details}; then start the SuperNode again"
@@ -187,10 +185,8 @@ def _identity(context: Context) -> ConfigRecord:
     A problem is reported in an ordinary reply, since a Flower reply with an error has no content.
     """
     device_id = _device_id(context)
-    identity = ConfigRecord({DEVICE_ID_KEY: device_id})
-    if (problem := pairing_problem(device_id, _socket(context))) is not None:
-        identity[PAIRING_PROBLEM_KEY] = problem
-    return identity
+    problem = pairing_problem(device_id, _socket(context))
+    return ConfigRecord({DEVICE_ID_KEY: device_id, PAIRING_PROBLEM_KEY: problem})
 
 
 def _socket(context: Context) -> str:

@@ -20,7 +20,7 @@ from flwr.common.logger import log
 from wattfleet.common.clock import Clock
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import EpochChoice
-from wattfleet.flower.server.errors import LostRunError, PlanningError, RefusedError, TwoStrategiesError
+from wattfleet.flower.server.errors import LostRunError, RefusedError, TwoStrategiesError
 from wattfleet.flower.server.names import RunNames
 from wattfleet.flower.server.planning_client import PlanningClient
 from wattfleet.flower.server.predictions import NodePrediction, node_predictions
@@ -159,7 +159,7 @@ class CoordinatorRun:
         Args:
             flower_id: Flower's id of the run.
             rounds: how many rounds it has; 0 if this is unknown.
-            workload: what it trains; a coordinator before protocol 2.1 ignores it.
+            workload: what it trains.
             names: its name and its labels.
 
         Raises:
@@ -232,38 +232,25 @@ class CoordinatorRun:
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
             RefusedError: the coordinator refused.
-            PlanningError: the coordinator is too old, or does not know the run any more.
+            LostRunError: the coordinator does not know the run any more.
         """
         request = planning_pb2.PredictNodesRequest(
             run_id=self._started.run_id, node_ids=node_ids, epochs=self.usual_epochs, run_token=self._token
         )
-        try:
-            answer: planning_pb2.PredictNodesResponse = self._call("PredictNodes", request)
-        except RefusedError as refused:
-            if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-            raise PlanningError(
-                f"the coordinator at {self._planner.name} cannot predict single nodes, since it is older than protocol"
-                " 2.1: update it, or leave the selection to its plans"
-            ) from None
-        return node_predictions(answer.predictions, self.usual_epochs)
+        answer: planning_pb2.PredictNodesResponse = self._call("PredictNodes", request)
+        return node_predictions(answer.predictions)
 
-    def current_plan(self, plan_id: str, number: int) -> planning_pb2.PlanRoundResponse:
+    def current_plan(self, plan_id: str) -> planning_pb2.PlanRoundResponse:
         """Request a plan's current state, since it may have been trimmed.
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
             RefusedError: the coordinator refused.
         """
-        try:
-            request = planning_pb2.GetPlanRequest(plan_id=plan_id)
-            # A round waits for this answer.
-            answer: planning_pb2.GetPlanResponse = self._planner.call_briefly("GetPlan", request)
-            return answer.plan
-        except RefusedError as refused:
-            if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-        return self.plan(number, [])  # before protocol 1.2
+        request = planning_pb2.GetPlanRequest(plan_id=plan_id)
+        # A round waits for this answer.
+        answer: planning_pb2.GetPlanResponse = self._planner.call_briefly("GetPlan", request)
+        return answer.plan
 
     def report_round(self, plan_id: str, results: Sequence[planning_pb2.DeviceResult], wall_s: float) -> None:
         """Report the results of a planned round."""
@@ -363,9 +350,8 @@ class CoordinatorRun:
 
 
 def _log_name(run: _Run, name: str) -> None:
-    """Log what the coordinator calls a run; an older coordinator does not name it."""
-    if name:
-        log(INFO, "run %s is called %s at the coordinator", run.run_id, name)
+    """Log what the coordinator calls a run."""
+    log(INFO, "run %s is called %s at the coordinator", run.run_id, name)
 
 
 def _takes_next_id(run: _Run, refused: RefusedError) -> bool:

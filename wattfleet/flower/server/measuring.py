@@ -340,14 +340,13 @@ class Measurements:
             plan: the nodes that measure.
             messages: the strategy's messages, also to other nodes.
         """
-        epochs = self._rounds.usual_epochs
         written = {message.metadata.dst_node_id: message for message in messages}
         sent, now_s = [], self._clock.now_s()
         for each in plan.assignments:
             if (message := written.get(each.node_id)) is None:  # the strategy does not train on every node
                 continue
             content = RecordDict(dict(message.content))
-            assignment = RoundAssignment(plan.plan_id, each.device_id, each.epochs or epochs, measures=True)
+            assignment = RoundAssignment(plan.plan_id, each.device_id, each.epochs, measures=True)
             content[RECORD_KEY] = ConfigRecord(assignment.to_record())
             copied = Message(
                 content,

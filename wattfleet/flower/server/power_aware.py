@@ -432,7 +432,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             grid: Flower's grid.
 
         Raises:
-            PlanningError: the run has not started, the coordinator refused, or it is older than protocol 2.1.
+            PlanningError: the run has not started, or the coordinator refused.
             CoordinatorUnreachableError: the coordinator does not answer.
         """
         return self._rounds.predictions(grid)

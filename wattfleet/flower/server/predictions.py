@@ -61,12 +61,11 @@ class TrainingPrediction:
     profiled_modes: int
     is_length_assumed: bool
 
-    def to_record(self, reason: str, with_quantiles: bool) -> dict[str, str | int | float]:
+    def to_record(self, reason: str) -> dict[str, str | int | float]:
         """Return the values of the ConfigRecord in a training message.
 
         Args:
             reason: why the device was selected.
-            with_quantiles: whether the quantiles are known.
         """
         record: dict[str, str | int | float] = {
             "mode": self.mode.label(),
@@ -83,9 +82,7 @@ class TrainingPrediction:
         for name in ("epoch_s", "training_s", "power_w", "epoch_kj", "training_kj"):
             quantiles: Quantiles = getattr(self, name)
             key = name.replace("_", "-")
-            record[key] = quantiles.median
-            if with_quantiles:
-                record |= {f"{key}-low": quantiles.low, f"{key}-high": quantiles.high}
+            record |= {key: quantiles.median, f"{key}-low": quantiles.low, f"{key}-high": quantiles.high}
         return record
 
 
@@ -106,18 +103,16 @@ class NodePrediction:
     reason: str
 
 
-def training_prediction(assignment: planning_pb2.Assignment, epochs: float) -> TrainingPrediction:
+def training_prediction(assignment: planning_pb2.Assignment) -> TrainingPrediction:
     """Return the prediction in an assignment.
 
     Args:
         assignment: the assignment of one node.
-        epochs: local epochs of the training, if the assignment states none.
     """
     epoch_s, start_s, power_w = assignment.epoch_s, assignment.warmup_s, assignment.power_w
-    epochs = assignment.epochs or epochs
-    training_s = start_s + epochs * epoch_s
+    training_s = start_s + assignment.epochs * epoch_s
     energy_sd = math.hypot(assignment.epoch_log_sd, assignment.power_log_sd)
-    trained_s = _quantiles(epochs * epoch_s, assignment.epoch_log_sd)
+    trained_s = _quantiles(assignment.epochs * epoch_s, assignment.epoch_log_sd)
     return TrainingPrediction(
         mode=mode_from_message(assignment.mode),
         epoch_s=_quantiles(epoch_s, assignment.epoch_log_sd),
@@ -131,33 +126,26 @@ def training_prediction(assignment: planning_pb2.Assignment, epochs: float) -> T
     )
 
 
-def prediction_records(plan: planning_pb2.PlanRoundResponse, epochs: float) -> dict[int, dict[str, str | int | float]]:
+def prediction_records(plan: planning_pb2.PlanRoundResponse) -> dict[int, dict[str, str | int | float]]:
     """Return the values of the prediction record in each selected node's message, by node id.
-
-    A coordinator before protocol 2.1 reports no uncertainty; then there are no quantiles.
 
     Args:
         plan: the coordinator's plan.
-        epochs: local epochs of the training, if the plan states none.
     """
     reasons = {decision.device_id: decision.reason for decision in plan.decisions}
     return {
-        assignment.node_id: training_prediction(assignment, epochs).to_record(
-            reasons.get(assignment.device_id, ""),
-            with_quantiles=assignment.epoch_log_sd > 0 or assignment.power_log_sd > 0,
-        )
+        assignment.node_id: training_prediction(assignment).to_record(reasons.get(assignment.device_id, ""))
         for assignment in plan.assignments
     }
 
 
-def predicted_metrics(plan: planning_pb2.PlanRoundResponse, epochs: float) -> dict[str, dict[str, float]]:
+def predicted_metrics(plan: planning_pb2.PlanRoundResponse) -> dict[str, dict[str, float]]:
     """Return the medians that a plan predicts, as metrics by device.
 
     Args:
         plan: the coordinator's plan.
-        epochs: local epochs of the training, if the plan states none.
     """
-    predicted = {each.device_id: training_prediction(each, epochs) for each in plan.assignments}
+    predicted = {each.device_id: training_prediction(each) for each in plan.assignments}
     return {
         device_id: {
             "predicted-epoch-s": training.epoch_s.median,
@@ -168,18 +156,17 @@ def predicted_metrics(plan: planning_pb2.PlanRoundResponse, epochs: float) -> di
     }
 
 
-def node_predictions(answers: Sequence[planning_pb2.NodePrediction], epochs: float) -> list[NodePrediction]:
+def node_predictions(answers: Sequence[planning_pb2.NodePrediction]) -> list[NodePrediction]:
     """Read the coordinator's predictions of nodes.
 
     Args:
         answers: the coordinator's prediction for each node.
-        epochs: local epochs of the training.
     """
     return [
         NodePrediction(
             answer.node_id,
             answer.device_id,
-            training_prediction(answer.assignment, epochs) if answer.HasField("assignment") else None,
+            training_prediction(answer.assignment) if answer.HasField("assignment") else None,
             answer.reason,
         )
         for answer in answers

@@ -344,7 +344,7 @@ def normalise_updates(sent: SentRound, replies: Iterable[Message], unscaled: Col
 
 
 def assigned_messages(
-    sent: PlannedRound, messages: Iterable[Message], work: Mapping[int, AssignedWork], usual_epochs: float
+    sent: PlannedRound, messages: Iterable[Message], work: Mapping[int, AssignedWork]
 ) -> list[Message]:
     """Add each node's assignment to its message, and record what is sent. Messages to nodes without one are dropped.
 
@@ -352,10 +352,9 @@ def assigned_messages(
         sent: the round.
         messages: its messages, as the strategy wrote them.
         work: the batch size and epochs that the plan has chosen for each node.
-        usual_epochs: local epochs where the plan states none.
     """
-    assignments = assignments_from_plan(sent.plan, usual_epochs)
-    predictions = prediction_records(sent.plan, usual_epochs)
+    assignments = assignments_from_plan(sent.plan)
+    predictions = prediction_records(sent.plan)
     kept = []
     for message in messages:
         node_id = message.metadata.dst_node_id
@@ -436,8 +435,8 @@ class RoundReplies:
 
     Attributes:
         replies: the replies.
-        ignoring: the nodes whose app did not use the plan's number of local epochs, or whose mod is too old to report
-            it. Set by `results`; meaningful only if the plan has chosen the epochs.
+        ignoring: the nodes whose app did not use the plan's number of local epochs. Set by `results`; meaningful
+            only if the plan has chosen the epochs.
         unprofiled: for each device whose app has reported no minibatches to its agent, why. Set by `results`.
     """
 

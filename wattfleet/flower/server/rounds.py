@@ -210,11 +210,6 @@ class PlannedRounds:
                 )
             return PlannedRound(plan, number, self._clock.now_s())
 
-    @property
-    def usual_epochs(self) -> float:
-        """The local epochs where no plan has chosen them."""
-        return self._run.usual_epochs
-
     def plan_measuring(
         self, grid: Grid, node_ids: list[int], survey_s: float | None
     ) -> planning_pb2.PlanMeasuringResponse:
@@ -231,7 +226,7 @@ class PlannedRounds:
         """Predict the next round of each connected node, as if it were selected; nothing is reserved.
 
         Raises:
-            PlanningError: the run has not started, or the coordinator is too old.
+            PlanningError: the run has not started.
             RefusedError: the coordinator refused.
             CoordinatorUnreachableError: the coordinator does not answer.
         """
@@ -265,7 +260,7 @@ class PlannedRounds:
         if isinstance(sent, UnplannedRound):
             return sent.timeout_s
         try:
-            sent.plan = self._run.current_plan(sent.plan.plan_id, sent.number)
+            sent.plan = self._run.current_plan(sent.plan.plan_id)
         except (CoordinatorUnreachableError, RefusedError) as error:
             log(
                 WARNING,
@@ -290,7 +285,7 @@ class PlannedRounds:
             sent.bases = bases_of(unchanged)
             return unchanged
         work = {each.node_id: self._work_of(each) for each in sent.plan.assignments}
-        return assigned_messages(sent, messages, work, self._run.usual_epochs)
+        return assigned_messages(sent, messages, work)
 
     def finish(
         self, sent: SentRound, replies: Iterable[Message], weighted_by_key: str, adds_metrics: bool = False
@@ -344,9 +339,7 @@ class PlannedRounds:
         self._may_follow |= bool(sent.epochs and (sent.late or usable - answered.ignoring))
         if not (sent.epochs and usable & answered.ignoring and self._run.chooses_epochs):
             return
-        remedy = (
-            "train for planned_work(batch_size, epochs=...).epochs epochs, with protocol 2.4 or newer on the device"
-        )
+        remedy = "train for planned_work(batch_size, epochs=...).epochs epochs"
         if not self._may_follow:
             self._run.fix_epochs()
             log(
@@ -397,7 +390,7 @@ class PlannedRounds:
     def add_metrics(self, sent: SentRound, answered: RoundReplies) -> None:
         """Add the predictions and observations to the metrics of a planned round's replies."""
         if isinstance(sent, PlannedRound):
-            answered.add_metrics(predicted_metrics(sent.plan, self._run.usual_epochs))
+            answered.add_metrics(predicted_metrics(sent.plan))
 
     def device_name(self, sent: SentRound, label: str) -> str:
         """The name of the device that a message was sent to, for logs."""

@@ -224,7 +224,7 @@ def superlink_service(endpoint: Endpoint) -> Iterator[Any]:
             raise unreachable(endpoint) from None
         if status.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise RefusedError(
-                f"the coordinator at {endpoint.address} does not support SuperLinks: update it, or make its authority"
-                " with `wattfleet coordinator init`"
+                f"the coordinator at {endpoint.address} does not serve SuperLinks: make its authority with"
+                " `wattfleet coordinator init`"
             ) from None
         raise RefusedError(plain_text(status.details() or status.code().name)) from None
