@@ -528,33 +528,3 @@ def test_more_batch_sizes_than_a_corpus_has_are_refused() -> None:
     tensors["0.time_remainder.known_batches"] = np.arange(1.0, 1002.0)
     with pytest.raises(CorruptReferenceError, match="1,001 batch sizes"):
         load_as("roofline", tensors)
-
-
-def test_an_artefact_of_a_version_without_batches_predicts_as_before() -> None:
-    weights = (Path(__file__).parent / "data" / "predictor_before_batches.safetensors").read_bytes()
-    modes = np.array(
-        [
-            [12, 2_201_600, 1_300_500_000, 3_199_000_000],
-            [2, 268_800, 1_300_500_000, 2_133_000_000],
-            [8, 1_036_800, 624_750_000, 665_600_000],
-            [6, 1_497_600, 216_750_000, 3_199_000_000],  # measured
-        ]
-    )
-    found = RooflinePredictor.load(weights).predict(modes)
-    # The predictions of the version that wrote the artefact.
-    np.testing.assert_allclose(found.minibatch_ms, [81.4242526, 2309.0332, 291.412256, 353.231661], rtol=1e-6)
-    np.testing.assert_allclose(found.power_mw, [46391.3698, 13889.4273, 17663.1191, 17640.6034], rtol=1e-6)
-    np.testing.assert_allclose(found.time_log_sd, [0.0799380318, 0.177950203, 0.0645080988, 0.0140882028], rtol=1e-4)
-    np.testing.assert_allclose(found.power_log_sd, [0.20356945, 0.0701057787, 0.0532607184, 0.0140368204], rtol=1e-4)
-    # It is stored again in the current format.
-    again = RooflinePredictor.load(RooflinePredictor.load(weights).save())
-    np.testing.assert_array_equal(again.predict(modes).minibatch_ms, found.minibatch_ms)
-
-
-def test_a_damaged_artefact_of_a_version_without_batches_is_refused() -> None:
-    tensors = load((Path(__file__).parent / "data" / "predictor_before_batches.safetensors").read_bytes())
-    for name in sorted(tensors):
-        for wrong in (None, np.ones((7, 7, 7)), np.full_like(tensors[name], np.nan)):
-            damaged = {**tensors, name: wrong}
-            with pytest.raises(CorruptReferenceError):
-                load_as("roofline", {key: values for key, values in damaged.items() if values is not None})
