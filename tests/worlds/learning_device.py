@@ -180,7 +180,7 @@ class Learning:
             kind = record.get("kind", "mode")
             if kind not in ("mode", "round"):
                 continue
-            mode, batch = PowerMode(*record["mode"]), record.get("batch", header["minibatch"])
+            mode, batch = PowerMode(*record["mode"]), record["batch"] or header["minibatch"]
             true_ms, true_w = physics(self._device, workload, mode, batch)
             if not (
                 math.isclose(record["minibatch_ms"], true_ms, rel_tol=1e-6)
