@@ -16,7 +16,8 @@ import selectors
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -55,6 +56,7 @@ from wattfleet.common.clock import Clock
 from wattfleet.common.tasks import background_task, stop_tasks
 from wattfleet.core.errors import WattfleetError
 from wattfleet.core.modes import ModeArray, Workload
+from wattfleet.core.prediction import Predictor
 from wattfleet.simulation.flower_task import be_task
 from wattfleet_proto.assignment import (
     APP_WEIGHS_KEY,
@@ -644,8 +646,19 @@ def _fitting_here(
     transfer: Transfer, modes: ModeArray, stopping: Any, answers_within_s: float
 ) -> Callable[[], nullcontext[FittingHere]]:
     """Fit in this process: starting a process for each fit takes a second."""
-    fitting = FittingHere(transfer, modes)
+    fitting = FittingHere(_SharedTransfer(**vars(transfer)), modes)
     return lambda: nullcontext(fitting)
+
+
+class _SharedTransfer(Transfer):
+    """Adapts its references once for all fits that need the same: of several boards of a kind, or one after another."""
+
+    def priors(self) -> Sequence[Predictor]:
+        header = replace(self.header, device_id="", workload="", minibatch=1)
+        return _priors(Transfer(self.references, header, 1, others=self.others, units=self.units))
+
+
+_priors = lru_cache(maxsize=32)(Transfer.priors)
 
 
 @contextmanager

@@ -52,9 +52,9 @@ class MeasuredUnit(NamedTuple):
     measured: tuple[Measurement, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Profile:
-    """Measured modes as columns, with one row per mode, or per mode and batch.
+    """Measured modes as columns, with one row per mode, or per mode and batch. Compared by identity.
 
     Attributes:
         modes: `[n, 4]` power modes.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -290,14 +291,28 @@ def _weighted(settings: Settings, centres: Settings, weights: Values) -> Values:
     The correlation is a product over the knobs. A mode space is nearly a grid, so that the factors of its few settings
     of the CPU, and of its few settings of everything else, are computed once.
     """
-    cpu, cpu_row = np.unique(settings[:, :2], axis=0, return_inverse=True)
-    rest, rest_row = np.unique(settings[:, 2:], axis=0, return_inverse=True)
-    if len(cpu) * len(rest) > _MAX_GRID * len(settings):
+    grid = _grid(np.asarray(settings, dtype=np.float64).tobytes())
+    if grid is None:
         return np.asarray(correlation(settings, centres) @ weights)
+    cpu, cpu_row, rest, rest_row = grid
     of_cpu = np.exp(-0.5 * _squared_distances(cpu, centres[:, :2], _LENGTHS[:2]))
     of_rest = np.exp(-0.5 * _squared_distances(rest, centres[:, 2:], _LENGTHS[2:]))
-    sums = [((of_cpu * column) @ of_rest.T)[cpu_row.ravel(), rest_row.ravel()] for column in weights.T]
+    sums = [((of_cpu * column) @ of_rest.T)[cpu_row, rest_row] for column in weights.T]
     return np.stack(sums, axis=1)
+
+
+@lru_cache(maxsize=4)  # the same mode space is predicted again and again
+def _grid(settings: bytes) -> tuple[Settings, NDArray[np.intp], Settings, NDArray[np.intp]] | None:
+    """The different settings of the CPU and of everything else, and the index of both for each of `[n, 5]` settings.
+
+    None if the settings are far from a grid.
+    """
+    knobs = np.frombuffer(settings).reshape(-1, 5)
+    cpu, cpu_row = np.unique(knobs[:, :2], axis=0, return_inverse=True)
+    rest, rest_row = np.unique(knobs[:, 2:], axis=0, return_inverse=True)
+    if len(cpu) * len(rest) > _MAX_GRID * len(knobs):
+        return None
+    return cpu, cpu_row.ravel(), rest, rest_row.ravel()
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,9 @@ class Member:
     power: Estimate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Population:
-    """Measured workloads. The spread of their parameters gives the prior of another workload.
+    """Measured workloads. The spread of their parameters gives the prior of another workload. Compared by identity.
 
     Attributes:
         members: the workloads; the first one's board is the base that others are compared with.
@@ -245,29 +245,28 @@ def _fit_effects(
     assumed_mean = np.concatenate([spreads.anywhere.mean, np.zeros(len(boards) * k)])
     further = [spreads.board**2] * (len(boards) - 1)
     assumed = np.diag(1 / np.concatenate([np.diag(anywhere), spreads.task**2, *further]))
-    designs = [_design(k, boards, each.facts.task, each.hardware) for each in members]
-    centred = [
-        estimate.mean - shift - hardware_shift(boards[0], each.hardware)
-        for each, estimate, shift in zip(members, estimates, shifts, strict=True)
-    ]
+    # The arrays have a first axis of `n` members.
+    designs = np.stack([_design(k, boards, each.facts.task, each.hardware) for each in members])
+    transposed = designs.swapaxes(1, 2)
+    information = np.stack([each.information for each in estimates])
+    centred = np.stack(
+        [
+            estimate.mean - shift - hardware_shift(boards[0], each.hardware)
+            for each, estimate, shift in zip(members, estimates, shifts, strict=True)
+        ]
+    )[..., None]
     between = spreads.workload
     mean, covariance = assumed_mean, np.linalg.inv(assumed)
     for _ in range(_ITERATIONS):
         precision = np.linalg.inv(between)
-        normal, right = assumed.copy(), assumed @ assumed_mean
-        for design, estimate, value in zip(designs, estimates, centred, strict=True):
-            # The inverse of `between + inverse(information)`, also where the information is singular.
-            joint = precision - precision @ np.linalg.solve(precision + estimate.information, precision)
-            normal += design.T @ joint @ design
-            right += design.T @ joint @ value
-        covariance = np.linalg.inv(normal)
-        mean = covariance @ right
-        scatter = _ASSUMED_WORKLOADS * spreads.workload
-        for design, estimate, value in zip(designs, estimates, centred, strict=True):
-            expected = design @ mean
-            posterior = np.linalg.inv(precision + estimate.information)
-            deviation = posterior @ (estimate.information @ value + precision @ expected) - expected
-            scatter = scatter + np.outer(deviation, deviation) + posterior
+        posterior = np.linalg.inv(precision + information)
+        # The inverse of `between + inverse(information)`, also where the information is singular.
+        weighted = transposed @ (precision - precision @ posterior @ precision)
+        covariance = np.linalg.inv(assumed + (weighted @ designs).sum(0))
+        mean = covariance @ (assumed @ assumed_mean + (weighted @ centred).sum(0)[:, 0])
+        expected = (designs @ mean)[..., None]
+        deviation = posterior @ (information @ centred + precision @ expected) - expected
+        scatter = _ASSUMED_WORKLOADS * spreads.workload + (deviation @ deviation.swapaxes(1, 2) + posterior).sum(0)
         between = scatter / (_ASSUMED_WORKLOADS + len(members))
     return Effects(boards, mean, np.asarray(covariance), between, spreads, hardware_shift)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, fields, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -509,6 +510,7 @@ def _weighted_hypotheses(
     return tuple(with_power(rows, assumed[k][1], times[k], float(weights[k]) / total) for k in probable)
 
 
+@lru_cache(maxsize=64)  # next modes are chosen by one fit after the other, with the same rows elsewhere
 def _member_elsewhere(population: Population, board: Hardware, profile: Profile, facts: WorkloadFacts) -> Member:
     """A workload's parameters on another board, estimated from its rows there.
 
