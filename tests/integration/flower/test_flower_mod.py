@@ -39,6 +39,7 @@ from wattfleet.core.modes import PowerMode
 from wattfleet.flower import AgentUnreachableError, planned_work, power_mode_mod, profiled, until_deadline
 from wattfleet.flower.client.agent_training import CURRENT_TRAINING
 from wattfleet.flower.client.mod import pairing_problem
+from wattfleet.flower.server.nodes import identify_request
 from wattfleet_proto.assignment import (
     CUT_KEY,
     DEVICE_ID_KEY,
@@ -93,6 +94,21 @@ def test_identifies_without_calling_the_app() -> None:
     assert reply.content[RECORD_KEY][DEVICE_ID_KEY] == "orin-nano-0"
     with pytest.raises(InvalidInputError, match="--node-config"):
         power_mode_mod(request, context(), app)
+
+
+def test_a_mod_before_ours_that_reads_the_round_lets_a_node_be_identified() -> None:
+    seen = []
+
+    def logs_rounds(request: Message, own: Context, call_next: Any) -> Message:
+        seen.append(request.content["config"]["server-round"])
+        return call_next(request, own)  # type: ignore[no-any-return]
+
+    def identified(request: Message, own: Context) -> Message:
+        return power_mode_mod(request, own, answered)
+
+    reply = logs_rounds(identify_request(1), context(**{"device-id": "orin-nano-0"}), identified)
+    assert reply.content[RECORD_KEY][DEVICE_ID_KEY] == "orin-nano-0"
+    assert seen == [0], "before the first round"
 
 
 def test_an_app_that_raises_leaves_the_device_parked_and_nothing_observed(agent: Agent) -> None:

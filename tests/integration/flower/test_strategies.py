@@ -205,6 +205,123 @@ def test_the_strategies_are_found() -> None:
     assert set(NOT_WRAPPABLE) <= set(STRATEGIES), "an exception names no existing strategy"
 
 
+# --- A start of its own -----------------------------------------------------------------------------------------------
+# A strategy that overrides `start`, as people do to write checkpoints and results after each round.
+
+
+class Checkpointing(FedAvg):
+    """Runs its own rounds, halves the learning rate after the first, and writes a file for each round."""
+
+    def __init__(self) -> None:
+        super().__init__(fraction_evaluate=0.0)
+        self.best = -1.0
+
+    def write_to(self, folder: Path) -> None:
+        self.folder = folder
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
+        if server_round == 2:
+            config["lr"] = config["lr"] * 0.5
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def start(
+        self,
+        server: Any,
+        first_arrays: ArrayRecord,
+        num_rounds: int = 2,
+        suffix: str = ".json",
+        evaluate_fn: Any = None,
+    ) -> Result:
+        result, config = Result(), ConfigRecord({"lr": 0.1})
+        result.arrays = first_arrays
+        self.summary()
+        for number in range(1, num_rounds + 1):
+            replies = server.send_and_receive(self.configure_train(number, result.arrays, config, server), timeout=60)
+            result.arrays, metrics = self.aggregate_train(number, replies)
+            result.train_metrics_clientapp[number] = metrics
+            score = evaluate_fn(number, result.arrays)["score"]
+            self.best = max(self.best, score)
+            (self.folder / f"{number}{suffix}").write_text(f"{config['lr']} {score}", encoding="utf-8")
+        return result
+
+
+def score(number: int, arrays: ArrayRecord) -> MetricRecord:
+    return MetricRecord({"score": round(float(arrays["0"].numpy().sum()), 6)})
+
+
+def test_a_strategy_keeps_its_own_start_and_methods(tmp_path: Path) -> None:
+    written = {}
+    for name in ("wrapped", "bare"):
+        (tmp_path / name).mkdir()
+        grid = grid_of("FedAvg", NODES if name == "wrapped" else CHOSEN_NODES)
+        planner = PlannerStub(chosen=CHOSEN, nodes={node_id: str(node.device_id) for node_id, node in NODES.items()})
+        own = Checkpointing()
+        strategy: Any = PowerAware(own, planner, clock=grid.clock) if name == "wrapped" else own
+        strategy.write_to(tmp_path / name)
+        random.seed(0)
+        strategy.start(grid, initial("FedAvg"), suffix=".txt", evaluate_fn=score)
+        written[name] = {each.name: each.read_text() for each in (tmp_path / name).iterdir()}, strategy.best
+        assert [message.content["config"]["lr"] for message in grid.trainings()] == [0.1] * 4 + [0.05] * 4
+    assert written["wrapped"] == written["bare"]
+    assert set(written["bare"][0]) == {"1.txt", "2.txt"}
+
+
+def test_each_round_of_an_own_start_is_planned_and_reported(tmp_path: Path) -> None:
+    grid = grid_of("FedAvg", NODES)
+    planner = PlannerStub(chosen=CHOSEN, nodes={node_id: str(node.device_id) for node_id, node in NODES.items()})
+    own = Checkpointing()
+    strategy: Any = PowerAware(own, planner, clock=grid.clock)
+    strategy.folder = tmp_path
+    assert own.folder == tmp_path, "an attribute of the wrapped strategy is set there"
+    strategy.start(grid, initial("FedAvg"), num_rounds=3, evaluate_fn=score)
+    assert len(grid.trainings()) == 3 * len(CHOSEN)
+    assert all(RECORD_KEY in message.content for message in grid.trainings())
+    assert [set(told) for told in planner.results()] == [set(CHOSEN)] * 3
+    assert "configure_train" not in vars(own), "after the run, its methods are its own again"
+
+
+class TrainsAgain(FedAvg):
+    """Sends each round's trainings a second time, by itself."""
+
+    def start(self, grid: Any, initial_arrays: ArrayRecord) -> Result:
+        messages = list(self.configure_train(1, initial_arrays, ConfigRecord(), grid))
+        nodes = [message.metadata.dst_node_id for message in messages]
+        self.aggregate_train(1, grid.send_and_receive(messages))
+        content = RecordDict({"arrays": initial_arrays, "config": ConfigRecord()})
+        grid.push_messages([Message(content, dst_node_id=node_id, message_type="train") for node_id in nodes])
+        return Result()
+
+
+def test_an_own_start_cannot_train_without_a_plan() -> None:
+    grid = grid_of("FedAvg", NODES)
+    planner = PlannerStub(chosen=CHOSEN, nodes={node_id: str(node.device_id) for node_id, node in NODES.items()})
+    strategy = PowerAware(TrainsAgain(), planner, clock=grid.clock)
+    with pytest.raises(PlanningError, match="TrainsAgain sends trainings .* have configure_train return them"):
+        strategy.start(grid, initial("FedAvg"))
+    assert len(grid.trainings()) == len(CHOSEN)
+
+
+def test_an_argument_that_its_start_does_not_have_is_refused() -> None:
+    strategy = PowerAware(FedAvg(), PlannerStub())
+    with pytest.raises(TypeError, match="suffix"):
+        strategy.start(grid_of("FedAvg", NODES), initial("FedAvg"), suffix=".txt")
+
+
+def test_an_unknown_attribute_is_an_error_as_without_wrapper() -> None:
+    with pytest.raises(AttributeError, match="'FedAvg' object has no attribute 'write_to'"):
+        PowerAware(FedAvg(), PlannerStub()).write_to  # noqa: B018
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_strategy_of_the_former_api_is_refused_at_once() -> None:
+    from flwr.server.strategy import FedAvg as FormerFedAvg
+
+    with pytest.raises(InvalidInputError, match=r"former API \(flwr.server\).*use the one in flwr.serverapp.strategy"):
+        PowerAware(FormerFedAvg(), PlannerStub())
+    with pytest.raises(InvalidInputError, match="wrap an object of a class in flwr.serverapp.strategy"):
+        PowerAware(FedAvg, PlannerStub())
+
+
 # --- Predictions for strategies ---------------------------------------------------------------------------------------
 # Predictions in messages, in metrics and before the selection, for custom strategies and selections.
 

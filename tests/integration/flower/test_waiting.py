@@ -341,3 +341,15 @@ def test_a_restarted_supernode_that_was_busy_replaces_its_earlier_node() -> None
     grid.nodes[B].train = returns
     run(grid, planner, rounds=4)
     assert set(trained_nodes(grid)[-3:]) == {B, C, D}
+
+
+def test_a_run_whose_mods_fail_before_ours_ends_with_the_line_to_write(warnings: WarningLog) -> None:
+    grid = GridOfNodes({A: Node(None)})
+    planner = PlannerStub(refusals=[StatusError(grpc.StatusCode.UNAVAILABLE, "no device is ready")] * 200)
+    with pytest.raises(PlanningError) as refused:
+        run(grid, planner, patience_s=20.0)
+    line = "list it as the first mod, ClientApp(mods=[power_mode_mod, ...])"
+    for text in (str(refused.value), *warnings.about(f"node {A} is excluded")):
+        assert "the app raised: KeyError: 'arrays'" in text
+        assert line in text
+    assert "no device is ready; the device of 1 node is unknown" in str(refused.value)

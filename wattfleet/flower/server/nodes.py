@@ -26,9 +26,16 @@ _REPEAT_INTERVAL_S = 10.0
 """The pause between two requests to a node, after an answer. Each request starts a process on the node."""
 
 
+_ADD_MOD = "list it as the first mod, ClientApp(mods=[power_mode_mod, ...])"
+_FIRST_MOD = f"If the error is one of the app or of another mod, power_mode_mod is absent or comes too late: {_ADD_MOD}"
+
+
 def identify_request(node_id: int) -> Message:
-    """Return a message that requests a node's device id."""
-    record = RecordDict({RECORD_KEY: ConfigRecord({IDENTIFY_KEY: True})})
+    """Return a message that requests a node's device id.
+
+    It has the config of a training before the first round, since mods before `power_mode_mod` may read it.
+    """
+    record = RecordDict({RECORD_KEY: ConfigRecord({IDENTIFY_KEY: True}), "config": ConfigRecord({"server-round": 0})})
     return Message(record, dst_node_id=node_id, message_type="train")
 
 
@@ -40,10 +47,11 @@ def is_lost(reply: Message) -> bool:
 def binding_in(node_id: int, reply: Message) -> planning_pb2.NodeBinding | str:
     """Return the binding that a node has answered with, or the reason why its device is unknown."""
     if reply.has_error():
-        return describe_error(reply.error)
+        reason = describe_error(reply.error)
+        return reason if is_lost(reply) else f"{reason}. {_FIRST_MOD}"
     record = reply.content.get(RECORD_KEY, {})
     if DEVICE_ID_KEY not in record:
-        return "its ClientApp has no power_mode_mod"
+        return f"its ClientApp has no power_mode_mod: {_ADD_MOD}"
     problem = str(record[PAIRING_PROBLEM_KEY]) if PAIRING_PROBLEM_KEY in record else None
     return planning_pb2.NodeBinding(node_id=node_id, device_id=str(record[DEVICE_ID_KEY]), pairing_problem=problem)
 
@@ -155,6 +163,13 @@ class Nodes:
         # Device id -> why it must not train, or "" if it may, as reported by the coordinator.
         self._exclusions: dict[str, str] = {}
         self._left_out: set[str] = set()
+        # Why the devices of nodes are unknown, by node id.
+        self._why_unknown: dict[int, str] = {}
+
+    @property
+    def why_unknown(self) -> Mapping[int, str]:
+        """Why the devices of connected nodes are unknown, by node id."""
+        return self._why_unknown
 
     @property
     def are_exclusions_known(self) -> bool:
@@ -361,7 +376,11 @@ class Nodes:
         asked_s = self._clock.now_s()
         for node_id in node_ids:
             self._asked_s[node_id] = asked_s
+        for node_id in node_ids:
+            self._why_unknown.pop(node_id, None)
         for node_id, reason in reasons.items():
+            if not are_bound:
+                self._why_unknown[node_id] = reason
             if are_bound:
                 log(WARNING, "node %d did not report whether it can train: %s", node_id, reason)
                 continue
@@ -384,6 +403,7 @@ class Nodes:
         for binding in answered:
             self._bindings[binding.node_id] = self._unreported[binding.node_id] = binding
             self._silent.discard(binding.node_id)
+            self._why_unknown.pop(binding.node_id, None)
 
     def _note_batch(self, bindings: Iterable[planning_pb2.NodeBinding]) -> None:
         """Remember that these nodes have reported their devices together, and later than all others."""

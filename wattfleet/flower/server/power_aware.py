@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import EpochChoice
 from wattfleet.flower.server.away import AwayPolicy, OnCoordinatorAway
-from wattfleet.flower.server.errors import TwoStrategiesError
+from wattfleet.flower.server.errors import PlanningError, TwoStrategiesError
 from wattfleet.flower.server.fedbuff import FedBuff
 from wattfleet.flower.server.grids import FreeNodesGrid, LateReplies, SelectedNodesGrid, WaitingGrid, steady
 from wattfleet.flower.server.measuring import SURVEY_S, Measurements
@@ -45,6 +46,7 @@ from wattfleet.flower.server.selection import (
     sampling_at_most,
     trains_nothing,
 )
+from wattfleet_proto.assignment import RECORD_KEY
 from wattfleet_proto.names import CLIENT_METRICS_PREFIX
 
 # --- Summary ----------------------------------------------------------------------------------------------------------
@@ -62,24 +64,27 @@ _IGNORED = ("fraction_train", "min_train_nodes")
 _SAMPLING_LINES = ("Sampling:", "Fraction: train", "Minimum nodes: train", "Minimum available nodes:")
 
 
-def log_summary(strategy: Strategy, coordinator: str, on_coordinator_away: OnCoordinatorAway) -> None:
+def log_summary(
+    strategy: Strategy, coordinator: str, on_coordinator_away: OnCoordinatorAway, summary: Callable[[], None]
+) -> None:
     """Log who chooses the nodes, which options of a strategy have an effect, and the rest of its own summary.
 
     Args:
         strategy: the wrapped strategy.
         coordinator: its address, as logs name it.
         on_coordinator_away: what a run does while the coordinator does not answer.
+        summary: logs the strategy's own summary.
     """
     name = type(strategy).__name__
     _log("\t├──> PowerAware around %s: the coordinator at %s plans each training", name, coordinator)
     _log("\t│\t├── The coordinator's policy chooses the nodes that train, and their power modes")
     if isinstance(strategy, FedBuff):
         _log("\t│\t└── The options of FedBuff below are used")
-        strategy.summary()
+        summary()
         return
     if trains_nothing(strategy):
         _log("\t│\t└── %s has fraction_train=0: nothing is trained, so nothing is planned", name)
-        strategy.summary()
+        summary()
         return
     used = [f"{option}={value} ({meaning})" for option, meaning in _USED.items() if (value := _of(strategy, option))]
     _log("\t│\t├── Used of %s's options on nodes: %s", name, ", ".join(used) or "none")
@@ -87,7 +92,7 @@ def log_summary(strategy: Strategy, coordinator: str, on_coordinator_away: OnCoo
     meanwhile = "; used while the coordinator is away" if ignored and on_coordinator_away == "unplanned" else ""
     _log("\t│\t└── Ignored: %s%s", ", ".join(ignored) or "none", meanwhile)
     with _without_sampling():
-        strategy.summary()
+        summary()
 
 
 def _log(text: str, *values: object) -> None:
@@ -162,9 +167,10 @@ LOW_BUDGET_PATIENCE_S = 12 * 3600.0
 class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for strict checking
     """Runs each training round on the devices and in the power modes that the coordinator plans.
 
-    The wrapped strategy writes the messages, aggregates the replies and evaluates as usual. While the coordinator is
-    unreachable, no device trains, unless `on_coordinator_away` says otherwise. `docs/flower.md` lists every failure and
-    how it is handled.
+    The wrapped strategy writes the messages, aggregates the replies and evaluates as usual, and a `start` of its own
+    runs as it is. Its other attributes and methods are those of the wrapper, too. While the coordinator is unreachable,
+    no device trains, unless `on_coordinator_away` says otherwise. `docs/flower.md` lists every failure and how it is
+    handled.
     """
 
     def __init__(
@@ -239,11 +245,12 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
         Raises:
             TwoStrategiesError: the strategy is power-aware already, or wraps a power-aware one.
-            InvalidInputError: `local_epochs`, `workload`, `run_name`, `labels`, `on_coordinator_away` or
-                `coordinator_patience_s` is not valid; the strategy cannot be combined with a quorum or with the choice
-                of epochs; the identity is absent or damaged; or plaintext would leave this machine although it must
-                not.
+            InvalidInputError: the strategy is not one of Flower's current API; `local_epochs`, `workload`, `run_name`,
+                `labels`, `on_coordinator_away` or `coordinator_patience_s` is not valid; the strategy cannot be
+                combined with a quorum or with the choice of epochs; the identity is absent or damaged; or plaintext
+                would leave this machine although it must not.
         """
+        _require_current(strategy)
         if any(isinstance(layer, PowerAware) for layer in layers(strategy)):
             raise TwoStrategiesError("this strategy is power-aware already: use PowerAware only once, on the outside")
         if not isinstance(local_epochs, (int, float, EpochChoice)):
@@ -254,6 +261,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         epochs = local_epochs if isinstance(local_epochs, EpochChoice) else EpochChoice.fixed(local_epochs)
         require_combinable(strategy, quorum, epochs)
         self.strategy = strategy
+        self._own_methods: dict[str, Callable[..., Any]] = {}
         if coordinator is None or isinstance(coordinator, str):
             coordinator = _endpoint(coordinator, identity, insecure)
         self._clock = clock or SystemClock()
@@ -277,30 +285,43 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self._sent: SentRound | None = None
         self._evaluates_centrally = False
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run the rounds as the wrapped strategy would, and report each one to the coordinator.
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute or a method of the wrapped strategy that this class does not have."""
+        if name.startswith("__") or "strategy" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.strategy, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the wrapped strategy, unless this class has one of this name."""
+        is_own = name.startswith("_") or name in vars(self) or "strategy" not in vars(self)
+        object.__setattr__(self if is_own else self.strategy, name, value)
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **kwargs: Any) -> Result:
+        """Run the rounds with the wrapped strategy's own `start`, and report each one to the coordinator.
+
+        Args:
+            grid: Flower's grid.
+            initial_arrays: the model to start from.
+            args: the further arguments of the wrapped strategy's `start`: of Flower's, `num_rounds`, `timeout`,
+                `train_config`, `evaluate_config` and `evaluate_fn`.
+            kwargs: the same by name.
 
         Raises:
-            PlanningError: a round cannot be planned, even after waiting, or the coordinator is away and the run must
-                not go on without it. The text gives the reason.
+            PlanningError: a round cannot be planned, even after waiting; the coordinator is away and the run must not
+                go on without it; or the strategy sends trainings that no plan has. The text gives the reason.
             SuperLinkError: Flower's SuperLink has answered with errors for too long.
             TwoStrategiesError: another power-aware strategy runs.
             InvalidInputError: no valid workload name can be derived from the app, or the run config has an invalid name
                 or label.
         """
+        given = inspect.signature(self.strategy.start).bind(grid, initial_arrays, *args, **kwargs)
+        given.apply_defaults()
+        arguments = given.arguments
+        evaluate_fn = arguments.get("evaluate_fn")
 
         def evaluate_and_report(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             assert evaluate_fn is not None, "only called with an evaluate_fn"
-            metrics = evaluate_fn(server_round, arrays)
+            metrics: MetricRecord | None = evaluate_fn(server_round, arrays)
             self._rounds.report_metrics(server_round, metrics)
             return metrics
 
@@ -308,27 +329,66 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self._late.begin_run()
         grid = steady(grid, self._clock)
         self._measurements.begin_run()
-        with self._rounds.run(grid, num_rounds, initial_arrays):
+        with self._rounds.run(grid, arguments.get("num_rounds", 0), initial_arrays):
             if isinstance(self.strategy, FedBuff):
                 self.summary()
                 return self.strategy.start_planned(
-                    self._rounds, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn
-                )
-            return super().start(
-                WaitingGrid(
+                    self._rounds,
                     grid,
-                    self._reply_timeout_s,
-                    self._extended_timeout_s,
-                    self._clock,
-                    self._late,
-                    self._measurements,
-                ),
-                initial_arrays,
-                num_rounds,
-                timeout,
-                train_config,
-                evaluate_config,
-                evaluate_and_report if evaluate_fn else None,
+                    initial_arrays,
+                    arguments["num_rounds"],
+                    arguments["timeout"],
+                    arguments["train_config"],
+                    evaluate_fn,
+                )
+            first, *_ = arguments  # a strategy may name its arguments as it likes
+            arguments[first] = _PlannedGrid(
+                grid,
+                self._reply_timeout_s,
+                self._extended_timeout_s,
+                self._clock,
+                self._late,
+                self._measurements,
+                refuse_unplanned=self._refuse_unplanned,
+            )
+            if evaluate_fn is not None:
+                arguments["evaluate_fn"] = evaluate_and_report
+            with self._in_place_of_own_methods():
+                return self.strategy.start(*given.args, **given.kwargs)
+
+    @contextmanager
+    def _in_place_of_own_methods(self) -> Iterator[None]:
+        """Have the wrapped strategy's own `start` call the methods of this class, which call its own methods."""
+        replaced = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
+        before = {name: vars(self.strategy)[name] for name in replaced if name in vars(self.strategy)}
+        self._own_methods = {name: getattr(self.strategy, name) for name in replaced}
+        vars(self.strategy).update({name: getattr(self, name) for name in replaced})
+        try:
+            yield
+        finally:
+            self._own_methods = {}
+            for name in replaced:
+                vars(self.strategy).pop(name, None)
+            vars(self.strategy).update(before)
+
+    def _own(self, name: str) -> Callable[..., Any]:
+        """Return a method of the wrapped strategy, also while its `start` calls that of this class instead."""
+        found: Callable[..., Any] = self._own_methods.get(name) or getattr(self.strategy, name)
+        return found
+
+    def _refuse_unplanned(self, messages: Iterable[Message]) -> None:
+        """Refuse trainings that a strategy sends besides those that its `configure_train` has returned.
+
+        Raises:
+            PlanningError: there are such trainings.
+        """
+        if self._sent is None and any(
+            message.metadata.message_type.startswith("train") and RECORD_KEY not in message.content
+            for message in messages
+        ):
+            raise PlanningError(
+                f"the start of {type(self.strategy).__name__} sends trainings that its configure_train has not"
+                " returned, so no plan has them: have configure_train return them"
             )
 
     def configure_train(
@@ -338,7 +398,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self._sent = None
         self._late.begin_round(None)
         if trains_nothing(self.strategy):
-            return self.strategy.configure_train(server_round, arrays, config, grid)  # type: ignore[no-any-return]
+            return self._own("configure_train")(server_round, arrays, config, grid)  # type: ignore[no-any-return]
         grid = steady(grid, self._clock)  # an app may call this method without `start`
         self._rounds.require_start(grid, arrays)
         node_ids = self._rounds.connected(grid, max(1, attribute(self.strategy, "min_available_nodes", 1)))
@@ -354,7 +414,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 asked.update(wanted)
                 listed = SelectedNodesGrid(grid, wanted)
                 with sampling_all(self.strategy):
-                    written.extend(self.strategy.configure_train(server_round, arrays, config, listed))
+                    written.extend(self._own("configure_train")(server_round, arrays, config, listed))
             return written
 
         self._measurements.survey(grid, server_round, node_ids, lambda: write(node_ids))
@@ -373,7 +433,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         else:
             selected = SelectedNodesGrid(grid, sent.node_ids)
             with sampling_at_most(self.strategy, len(sent.node_ids)):
-                messages = list(self.strategy.configure_train(server_round, arrays, config, selected))
+                messages = list(self._own("configure_train")(server_round, arrays, config, selected))
         planned = self._rounds.with_assignments(sent, messages)
         self._late.begin_round(sent)
         return planned
@@ -391,7 +451,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 keep_common_metrics(own)
             replies = self._late.with_late_updates(own, weighted_by_key)
             self._late.begin_round(None)
-        return self.strategy.aggregate_train(server_round, replies)  # type: ignore[no-any-return]
+        return self._own("aggregate_train")(server_round, replies)  # type: ignore[no-any-return]
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -410,14 +470,14 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             return []
         with sampling_at_most(self.strategy, len(node_ids)):
             selected = SelectedNodesGrid(grid, node_ids)
-            return list(self.strategy.configure_evaluate(server_round, arrays, config, selected))
+            return list(self._own("configure_evaluate")(server_round, arrays, config, selected))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Let the wrapped strategy aggregate the evaluation, and report its metrics to the coordinator.
 
         If the run has an `evaluate_fn`, the clients' metrics are reported with the prefix `clientapp_`.
         """
-        metrics = self.strategy.aggregate_evaluate(server_round, replies)
+        metrics = self._own("aggregate_evaluate")(server_round, replies)
         if metrics is not None and not trains_nothing(self.strategy):  # without training, no round is planned
             prefix = CLIENT_METRICS_PREFIX if self._evaluates_centrally else ""
             self._rounds.report_metrics(server_round, metrics, prefix)
@@ -439,7 +499,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
     def summary(self) -> None:
         """Log who chooses the nodes, which of the wrapped strategy's options count, and the rest of its summary."""
-        log_summary(self.strategy, self._coordinator, self._on_coordinator_away)
+        log_summary(self.strategy, self._coordinator, self._on_coordinator_away, self._own("summary"))
 
     def _is_any_busy(self) -> bool:
         """Whether nodes still train for earlier rounds, or in order to measure."""
@@ -452,6 +512,39 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     def _extended_timeout_s(self, timeout_s: float | None) -> float | None:
         """Return the timeout for missing replies once the first has passed."""
         return timeout_s if self._sent is None else self._rounds.extended_timeout_s(self._sent, timeout_s)
+
+
+class _PlannedGrid(WaitingGrid):
+    """The grid that a wrapped strategy's `start` gets: it waits as plans allow, and sends no training without one."""
+
+    def __init__(self, *args: Any, refuse_unplanned: Callable[[Iterable[Message]], None]) -> None:
+        super().__init__(*args)
+        self._refuse_unplanned = refuse_unplanned
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push through the wrapped grid."""
+        sent = list(messages)
+        self._refuse_unplanned(sent)
+        return super().push_messages(sent)
+
+
+def _require_current(strategy: Any) -> None:
+    """Make sure that a strategy is one of Flower's current API.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if isinstance(strategy, Strategy):
+        return
+    kind = type(strategy)
+    if any(each.__module__.startswith("flwr.server.strategy") for each in kind.__mro__):
+        raise InvalidInputError(
+            f"{kind.__name__} is a strategy of Flower's former API (flwr.server), which takes no messages from a plan:"
+            " use the one in flwr.serverapp.strategy, in a ServerApp whose main calls strategy.start(grid, ...)"
+        )
+    raise InvalidInputError(
+        f"{strategy!r} is no strategy: wrap an object of a class in flwr.serverapp.strategy, or of one derived from it"
+    )
 
 
 def _endpoint(address: str | None, identity: str | Path | None, is_insecure: bool) -> Endpoint:

@@ -13,7 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from wattfleet.common.clock import Clock
-from wattfleet.common.console import plain_text
+from wattfleet.common.console import count_of, plain_text
 from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 from wattfleet.core.errors import first_few
 from wattfleet.core.modes import Workload
@@ -475,6 +475,10 @@ class PlannedRounds:
                 if waits and refused.is_transient and is_busy():
                     began_s = now_s  # the patience starts when the last of these nodes is free
                 if now_s - began_s >= timeout_s:
+                    if why := self._nodes.why_unknown:
+                        unknown = f"the device of {count_of(len(why), 'node')} is unknown: "
+                        reasons = first_few(list(dict.fromkeys(why.values())), "; ")
+                        raise RefusedError(f"{refused}; {unknown}{reasons}", refused.code) from None
                     raise
                 if now_s - logged_s >= _LOG_INTERVAL_S:
                     log(INFO, "Waiting for a plan: %s", refused)
