@@ -170,6 +170,7 @@ class _Trained:
     paced: Workload
     first_gcycles: float = 0.0
     is_length_known: bool = True
+    is_length_estimated: bool = False
     profiled_modes: int = 0
 
     def predicted_minibatch_s(self, mode: PowerMode) -> NoReturn:

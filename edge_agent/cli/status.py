@@ -204,6 +204,7 @@ def _workloads(state_directory: Path, only: str | None, problems: dict[str, str]
     return {
         each.name: {
             "minibatches_per_epoch": each.known.minibatches_per_epoch,
+            "is_length_estimated": each.known.is_length_estimated,
             "batch": each.known.workload.facts.batch,
             "loader_workers": each.known.workload.facts.loader_workers,
             "folder": str(each.folder),
@@ -356,14 +357,20 @@ def _training_lines(training: Any) -> dict[str, str]:
 
 def _workload_line(name: str, known: Mapping[str, Any]) -> str:
     length = known["minibatches_per_epoch"]
-    return name if length is None else f"{name}, {length:,} minibatches in an epoch"
+    if length is None:
+        return name
+    return name + (
+        f", an epoch like {length:,} predicted minibatches"
+        if known["is_length_estimated"]
+        else f", {length:,} minibatches in an epoch"
+    )
 
 
 def _profile_lines(profile: Any, is_length_known: bool) -> dict[str, str]:
     if profile is None or not profile["measured_modes"]:
         if is_length_known:
             return {"profile": "no mode measured yet; the agent's log has the reason"}
-        remedy = "unless it is a PyTorch DataLoader, wrap it in `wattfleet.flower.profiled`"
+        remedy = "if it has a loop over minibatches, wrap the loop's data in `wattfleet.flower.profiled`"
         return {"profile": f"no mode measured yet: no training has reported its data loader; {remedy}"}
     line = f"{count_of(profile['measured_modes'], 'mode')} of {profile['workload']}, minibatch {profile['minibatch']}"
     line += f" ({profile['provenance']}), in {_duration(profile['seconds'])}"

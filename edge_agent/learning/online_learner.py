@@ -275,6 +275,11 @@ class OnlineLearner:
         return self.known.minibatches_per_epoch is not None
 
     @property
+    def is_length_estimated(self) -> bool:
+        """Whether that number is estimated from whole trainings, because the app reports no minibatches."""
+        return self.known.is_length_estimated
+
+    @property
     def paced(self) -> Workload | None:
         """The workload whose times a virtual board simulates; None for its built-in workload."""
         return None if self.known.workload.name == BUILT_IN else self.known.workload
@@ -369,6 +374,10 @@ class OnlineLearner:
             InvalidInputError: a number is out of range.
         """
         with self._state:
+            if self.known.is_length_estimated and minibatches_per_epoch:
+                # Rows of whole trainings are in predicted minibatches, which are not those that the app reports now.
+                self._journal.append(Renewal("its app now reports a data loader", self._limit))
+                self._residuals.clear()
             facts = self.known.workload.facts
             told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
             if self.paced is None:
@@ -424,6 +433,9 @@ class OnlineLearner:
     def observe(self, observed: Observed) -> str | None:
         """Add the observation of a round to the profile, and fit the predictor again.
 
+        If the app reports no minibatches, a whole training is the unit: its first observation is as many minibatches as
+        are predicted to take its time, and later ones are rows in these minibatches.
+
         Returns:
             Why the device has to be profiled again with `reprofile`; None if the predictor may still be valid.
 
@@ -432,19 +444,20 @@ class OnlineLearner:
             InvalidInputError: the device does not offer the mode.
             FittingFailedError: the predictor could not be fitted and is unchanged; the observation is stored.
         """
-        if self.known.minibatches_per_epoch is None:
-            _log.warning(
-                "nothing was learned from the training's time: its number of minibatches is unknown, since the app has"
-                " reported no data loader with a length (`len(loader)`)"
-            )
-            self.refit()
-            return None
         if observed.is_shared:
             # The app's own times contain the waiting, and only some apps report each turn's time, so nothing is
             # learned.
             self.refit()
             return None
         self.refit_if_outdated()
+        if self.known.minibatches_per_epoch is None:
+            with self._state:
+                self._take_known(
+                    self.known.with_estimated_length(observed.epoch_s, self.predicted_minibatch_s(observed.mode))
+                )
+            _log.info(
+                "the app has reported no data loader with a length (`len(loader)`), so whole trainings are learned from"
+            )
         first_s = observed.first_minibatch_s
         record = RoundRecord(
             observed.mode,

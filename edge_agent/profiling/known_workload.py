@@ -33,6 +33,8 @@ class KnownWorkload:
         minibatches_per_epoch: minibatches of one pass over the device's own data, with the batch size of its latest
             training; None if not reported yet.
         too_large_batch: the smallest batch size that did not fit into the device's memory; None if none is known.
+        is_length_estimated: whether that number is the length of a whole training in predicted minibatches, because its
+            app reports none. Only the product of both is the time of an epoch.
 
     Raises:
         InvalidInputError: the number of minibatches is out of range.
@@ -41,6 +43,7 @@ class KnownWorkload:
     workload: Workload
     minibatches_per_epoch: int | None = None
     too_large_batch: int | None = None
+    is_length_estimated: bool = False
 
     def __post_init__(self) -> None:
         count = self.minibatches_per_epoch
@@ -114,7 +117,18 @@ class KnownWorkload:
             self,
             workload=self.workload.completed(facts),
             minibatches_per_epoch=minibatches_per_epoch or self.minibatches_per_epoch,
+            is_length_estimated=self.is_length_estimated and not minibatches_per_epoch,
         )
+
+    def with_estimated_length(self, epoch_s: float, minibatch_s: float) -> KnownWorkload:
+        """Return a copy whose length is that of a whole epoch, in predicted minibatches.
+
+        Args:
+            epoch_s: observed seconds of an epoch.
+            minibatch_s: predicted seconds of a minibatch in the same mode.
+        """
+        length = min(max(1, round(epoch_s / minibatch_s)), MAX_MINIBATCHES_PER_EPOCH)
+        return replace(self, minibatches_per_epoch=length, is_length_estimated=True)
 
     def content(self) -> dict[str, Any]:
         """Return a JSON object; `from_content` reads it."""
@@ -124,6 +138,7 @@ class KnownWorkload:
             "facts": {**facts, "task": str(facts["task"]), "processor": str(facts["processor"])},
             "minibatches_per_epoch": self.minibatches_per_epoch,
             "too_large_batch": self.too_large_batch,
+            "is_length_estimated": self.is_length_estimated,
         }
 
     @classmethod
@@ -138,4 +153,6 @@ class KnownWorkload:
         if any(number is not None and type(number) is not int for number in (length, too_large)):
             raise TypeError("minibatches_per_epoch or too_large_batch is not a whole number")
         facts = {**facts, "task": Task(facts["task"]), "processor": Processor(facts["processor"])}
-        return cls(Workload(content["name"], WorkloadFacts(**facts)), length, too_large)
+        if type(is_estimated := content["is_length_estimated"]) is not bool:
+            raise TypeError("is_length_estimated is not true or false")
+        return cls(Workload(content["name"], WorkloadFacts(**facts)), length, too_large, is_estimated)

@@ -19,7 +19,7 @@ from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.session.grants import Measuring
 from edge_agent.workloads.loading import StepTimes
 from wattfleet.core.errors import InvalidInputError, WattfleetError
-from wattfleet.core.modes import PowerMode, Workload
+from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH, PowerMode, Workload
 from wattfleet.core.prediction import first_minibatch_s, steady_minibatch_s
 from wattfleet_proto.limits import LONGEST_FACTOR, SURVEY_MODES
 
@@ -46,6 +46,11 @@ class TrainedWorkload(Protocol):
     @property
     def is_length_known(self) -> bool:
         """Whether that number is the device's own rather than assumed."""
+        ...
+
+    @property
+    def is_length_estimated(self) -> bool:
+        """Whether that number is estimated from whole trainings, because the app reports no minibatches."""
         ...
 
     @property
@@ -143,10 +148,13 @@ _FEWEST_MINIBATCHES = 40
 # The observation starts again if the app waited longer than this for the agent before its first report, s.
 _NEGLIGIBLE_S = 0.1
 _LOADER_UNKNOWN = (
-    "the app has not reported its data loader; unless it is a PyTorch DataLoader in a training loop, wrap it in"
-    " `wattfleet.flower.profiled`"
+    "the app has reported no data loader, so whole trainings are learned from; if it has a loop over minibatches but no"
+    " PyTorch DataLoader, wrap the loop's data in `wattfleet.flower.profiled`"
 )
-_NOT_REPORTED = "the app has reported no minibatches; wrap its data loader in `wattfleet.flower.profiled`"
+_NOT_REPORTED = (
+    "the app has reported no minibatches, so whole trainings are learned from; if it has a loop over them, wrap the"
+    " loop's data in `wattfleet.flower.profiled`"
+)
 
 
 @dataclass
@@ -548,7 +556,9 @@ class TrainingWatch:
                     if is_whole and running.profiler.is_cut_off:
                         running.trained.training_was_too_short(epochs * per_epoch)
                     running.profiler.pause()
-                running.app.finish(max(1, round(epochs * per_epoch)))
+                # A virtual board trains what the app does not report. An estimate of it must not change the work.
+                unreported = ASSUMED_MINIBATCHES_PER_EPOCH if running.trained.is_length_estimated else per_epoch
+                running.app.finish(max(1, round(epochs * unreported)))
                 ended_s = self._device.clock.now_s()
                 changed = self._device.differences(running.mode)
             finally:

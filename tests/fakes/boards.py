@@ -180,6 +180,7 @@ class Trained:
     first_gcycles: float = 0.0
     paced: Workload | None = None
     is_length_known: bool = True
+    is_length_estimated: bool = False
     too_short: float = 0.0
     minibatch_s: float = 0.0
     profiled_modes: int = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,18 +214,19 @@ def test_a_workload_that_was_never_announced_trains_and_is_reported(
     assert not front_after(coordinator, "known").HasField("minibatches_per_epoch")
 
 
-def test_a_loader_without_a_length_is_measured_and_observed_never(
+def test_a_loader_without_a_length_is_measured_and_its_whole_trainings_are_observed(
     coordinator: CoordinatorInProcess, running: RunningAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     coordinator.announce("stream")
     mode = fastest_affordable(front_after(coordinator, "stream"))
     for number in range(4):
         assert running.round(f"{number}", mode, lambda: trains(Endless(600, 16)), workload="stream")
     report = front_after(coordinator, "stream")
     assert report.profiled_modes == MODES
-    assert not report.HasField("minibatches_per_epoch")
-    assert "since the app has reported no data loader with a length" in caplog.text
-    assert not any(row.get("kind") == "round" for row in journal_of(running, "stream"))
+    assert report.minibatches_per_epoch == pytest.approx(100, rel=0.1), "a virtual board trains so many unreported ones"
+    assert "no data loader with a length (`len(loader)`), so whole trainings are learned from" in caplog.text
+    assert any(row.get("kind") == "round" for row in journal_of(running, "stream"))
 
 
 def test_an_app_that_never_measures_a_mode_is_told_why_and_so_is_the_coordinator(
@@ -234,8 +236,11 @@ def test_an_app_that_never_measures_a_mode_is_told_why_and_so_is_the_coordinator
     mode = fastest_affordable(front_after(coordinator, "plain"))
     front_after(coordinator, "short")
     whys = {
-        ("plain", lambda: None): "the app has not reported its data loader; unless it is a PyTorch DataLoader in a",
-        ("plain", lambda: list(until_deadline(Loader(50, 16)))): "the app has reported no minibatches; wrap its data",
+        ("plain", lambda: None): "the app has reported no data loader, so whole trainings are learned from",
+        (
+            "plain",
+            lambda: list(until_deadline(Loader(50, 16))),
+        ): "the app has reported no minibatches, so whole trainings are learned from",
         ("short", lambda: trains(Loader(10, 16))): "a training of 10 minibatches is too short to measure one",
     }
     for number, ((workload, train), why) in enumerate(whys.items()):

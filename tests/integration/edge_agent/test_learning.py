@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -549,3 +550,69 @@ def test_a_board_does_not_seem_slower_after_rounds_beside_requests(tmp_path: Pat
     reasons = [bench.learner.observe(Observed(mode, observed.epoch_s, 9.0)) for _ in range(6)]
     assert any(reasons), "without requests, the same observations show a board that has become slower"
     bench.learner.close()
+
+
+# --- Whole trainings --------------------------------------------------------------------------------------------------
+# Apps without minibatches, such as those of scikit-learn or XGBoost: a whole training is what is observed.
+
+
+@pytest.fixture
+def without_loader(tmp_path: Path) -> Iterator[OnlineLearner]:
+    """A learner of a workload of which nothing is known but its name."""
+    device, fitting = SimulatedDevice("orin-nano", 3), FittingHere(TRANSFER, MODES)
+    journal = Journal.open(tmp_path / "profile.jsonl", HEADER)
+    known, nothing = KnownWorkload(Workload("trees", WorkloadFacts())), Profile.of(())
+    learner = OnlineLearner(
+        device,
+        None,
+        journal,
+        lambda known: nullcontext(fitting),
+        fitting.fit(nothing, 0),
+        LIMIT,
+        known,
+        0,
+        lambda artefact: None,
+    )
+    yield learner
+    learner.close()
+
+
+def whole_training(mode: PowerMode, true: SimulatedDevice, noise: float) -> Observed:
+    """An epoch that takes as long as 1,730 of the board's minibatches and another 12 s."""
+    step_ms, power_mw = (each.item() for each in true.truth(modes_to_array([mode])))
+    return Observed(mode, (1.73 * step_ms + 12.0) * noise, power_mw * noise / 1e3)
+
+
+def test_whole_trainings_predict_the_next_ones_in_other_modes(without_loader: OnlineLearner) -> None:
+    rng, true = np.random.default_rng(5), SimulatedDevice("orin-nano", 3)
+    missed = []
+    for limit_w in (11.0, 7.0, 13.0, 8.5, 10.0, 12.0, 7.7, 9.0):
+        front, _ = without_loader.predicted_front()
+        affordable = np.flatnonzero(front.power_w <= limit_w)
+        chosen = int(affordable[-1] if len(affordable) else 0)
+        mode = front.mode(chosen)
+        observed = whole_training(mode, true, float(np.exp(rng.normal(0, 0.02))))
+        missed.append(abs(float(front.epoch_s[chosen]) / observed.epoch_s - 1))
+        assert without_loader.observe(observed) is None, "it does not count as drift"
+    assert missed[0] > 0.5, "the first one is planned for another length"
+    assert np.median(missed[2:]) < 0.2 and np.median(missed[4:]) < 0.1
+    assert without_loader.known.is_length_estimated and without_loader.profiled_modes == 0
+
+
+def test_minibatches_that_an_app_reports_later_replace_whole_trainings(without_loader: OnlineLearner) -> None:
+    true = SimulatedDevice("orin-nano", 3)
+    front, _ = without_loader.predicted_front()
+    without_loader.observe(whole_training(front.mode(0), true, 1.0))
+    assert len(without_loader._journal.measurements) == 1  # noqa: SLF001
+    without_loader.loader_seen(16, 0, 250)
+    assert (without_loader.minibatches_per_epoch, without_loader.is_length_estimated) == (250, False)
+    assert not without_loader._journal.measurements  # noqa: SLF001
+
+
+def test_what_is_estimated_is_known_as_such_after_a_restart() -> None:
+    known = KnownWorkload(Workload("trees", WorkloadFacts())).with_estimated_length(173.0, 0.1)
+    assert known.minibatches_per_epoch == 1730
+    again = KnownWorkload.from_content(known.content())
+    assert again == known and again.is_length_estimated
+    with pytest.raises(TypeError, match="is_length_estimated is not true or false"):
+        KnownWorkload.from_content({**known.content(), "is_length_estimated": 1})

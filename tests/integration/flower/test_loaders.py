@@ -99,25 +99,28 @@ def test_a_reply_says_why_a_training_was_not_profiled(
 ) -> None:
     trainer = Trainer()
     batches = list(trainer.loader)
-    remedy = "wrap the loader in `wattfleet.flower.profiled`"
+    wrap = "wrap the loader in `wattfleet.flower.profiled`"
     assert train(observed_agent, trainer.epoch) is None
     assert train(observed_agent, lambda: trainer.epoch(profiled(batches)), **{"auto-profile": False}) is None
     assert (
         train(observed_agent, trainer.epoch, **{"auto-profile": False})
-        == f"auto-profile is false on its SuperNode: {remedy}"
+        == f"auto-profile is false on its SuperNode: {wrap}"
     )
     short = DataLoader(trainer.loader.dataset, batch_size=50)
     assert train(observed_agent, lambda: trainer.epoch(short)) == (
-        f"a pass over its data has only 4 minibatches: {remedy}, or use smaller batches"
+        f"a pass over its data has only 4 minibatches: {wrap}, or use smaller batches"
     )
     assert str(train(observed_agent, lambda: trainer.epoch(batches))).startswith(
         "its minibatches come from no PyTorch DataLoad"
     )
     assert str(train(observed_agent, lambda: list(trainer.loader))).startswith(
-        "no step of a PyTorch optimizer was seen: import"
+        "no step of a PyTorch optimizer was seen. If the app has some, import"
     )
     monkeypatch.delitem(sys.modules, "torch")
-    assert train(observed_agent, lambda: None) == f"its minibatches come from no DataLoader: {remedy}"
+    assert train(observed_agent, lambda: None) == (
+        "its minibatches come from no DataLoader: whole trainings are learned from; if it has a loop over minibatches,"
+        " wrap the loop's data in `wattfleet.flower.profiled`"
+    )
 
 
 def test_a_loop_over_a_dataloader_is_profiled_from_its_first_step(observed_agent: RecordingAgent) -> None:

@@ -59,21 +59,25 @@ def why_unprofiled(training: AgentTraining, is_automatic: bool) -> str | None:
         training: a training that has ended.
         is_automatic: whether automatic profiling was switched on for it.
     """
-    remedy = "wrap the loader in `wattfleet.flower.profiled`"
+    wrap = "wrap the loader in `wattfleet.flower.profiled`"
+    remedy = (
+        "whole trainings are learned from; if it has a loop over minibatches, wrap the loop's data in"
+        " `wattfleet.flower.profiled`"
+    )
     if training.has_reported:
         return None
     if not is_automatic:
-        return f"auto-profile is false on its SuperNode: {remedy}"
+        return f"auto-profile is false on its SuperNode: {wrap}"
     if not _is_possible():
         old = "this PyTorch is older than 2.0" if "torch" in sys.modules else "its minibatches come from no DataLoader"
         return f"{old}: {remedy}"
     if training.short_pass is not None:
-        return f"a pass over its data has only {training.short_pass} minibatches: {remedy}, or use smaller batches"
+        return f"a pass over its data has only {training.short_pass} minibatches: {wrap}, or use smaller batches"
     if training.optimizer_steps:
         return f"its minibatches come from no PyTorch DataLoader that is read in the training's own thread: {remedy}"
     return (
-        "no step of a PyTorch optimizer was seen: import PyTorch at the top of the app's module rather than in the"
-        f" training, or {remedy}"
+        "no step of a PyTorch optimizer was seen. If the app has some, import PyTorch at the top of its module, not in"
+        f" the training; otherwise, {remedy}"
     )
 
 
