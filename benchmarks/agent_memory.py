@@ -66,7 +66,7 @@ def measure(board: str, profile_modes: int, with_metrics: bool = False) -> dict[
 def _coordinator(scratch: Path, announced: Path, profile_modes: int) -> Sequence[str]:
     return [
         program("wattfleet"),
-        *("coordinator", "serve", "--address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0"),
+        *("coordinator", "serve", "--address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"),
         *("--store", str(scratch / "coordinator.db"), "--profile-modes", str(profile_modes)),
         *("--announce", str(announced), "--site-budget-w", "60"),
     ]

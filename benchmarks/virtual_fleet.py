@@ -694,7 +694,7 @@ async def _opened(
     loop: VirtualLoop, folder: Path, kinds: Sequence[tuple[str, int]], site_budget_w: float, opened: AsyncExitStack
 ) -> VirtualFleet:
     settings = CoordinatorSettings(
-        server=ServerSettings(address="127.0.0.1:0", metrics_address="127.0.0.1:0"),
+        server=ServerSettings(address="127.0.0.1:0", http_address="127.0.0.1:0"),
         store=StoreSettings(location=str(folder / "coordinator.db")),
         site=SiteSettings(budget_w=site_budget_w),
     )

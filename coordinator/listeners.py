@@ -153,23 +153,8 @@ def exposed_plaintext(settings: CoordinatorSettings, has_authority: bool) -> lis
     if has_authority:
         addresses = [settings.identity.plaintext_address]
     else:
-        addresses = [server.address, server.metrics_address, page_address(settings)]
+        addresses = [server.address, server.http_address]
     return [each for each in addresses if each is not None and not is_loopback(split_address(each)[0])]
-
-
-def page_address(settings: CoordinatorSettings) -> str | None:
-    """The address of the web page; None for no page.
-
-    Raises:
-        InvalidInputError: the address is malformed.
-    """
-    server = settings.server
-    if server.page_address == "none":
-        return None
-    if server.page_address is not None:
-        split_address(server.page_address)
-        return server.page_address
-    return f"127.0.0.1:{split_address(_port_after(server.metrics_address))[1]}"
 
 
 class Listeners:

@@ -1,29 +1,25 @@
-"""The Prometheus metrics of the fleet and of the coordinator's services, and their server."""
+"""The Prometheus metrics of the fleet and of the coordinator's services."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_asgi_app
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from coordinator.histograms import Histogram
 from coordinator.service_figures import ServiceFigures
-from coordinator.settings import ServerSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.power_draw import KeptDuties, LiveSamples
 from coordinator.state.records import DeviceRecord, RoundRecord, RunRecord
 from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.ledger import LatestResults, RoundStatistics
 from wattfleet.common.build_metric import build_family
-from wattfleet.common.identity.http_access import HttpAccess
-from wattfleet.common.identity.http_server import HttpLimits, serving_http
 from wattfleet.core.duties import LATENCY_LIMITS_MS
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.planning import Selection
@@ -622,40 +618,29 @@ class ExposureCollector(Collector):
         )
 
 
-# --- Server -----------------------------------------------------------------------------------------------------------
-# Serves the coordinator's metrics at `/metrics`.
+# --- Registry ---------------------------------------------------------------------------------------------------------
+# All that a coordinator exports.
 
 
-def metrics_served(
+def coordinator_registry(
     fleet: Fleet,
-    host: str,
-    port: int,
-    settings: ServerSettings | None = None,
-    access: HttpAccess | None = None,
+    devices: Sequence[str] = (),
     exposed: int = 0,
     figures: ServiceFigures | None = None,
     expiries: Callable[[], Mapping[str, datetime]] = dict,
-) -> AbstractAsyncContextManager[int]:
-    """Serve `/metrics` from a thread until the context is left, and yield the port; port 0 picks a free one.
+) -> CollectorRegistry:
+    """The registry with all metrics of a coordinator.
 
     Args:
         fleet: the fleet to export.
-        host: the address to listen on.
-        port: the port.
-        settings: limits on the connections.
-        access: who may read over HTTPS; None lets everybody read over HTTP.
+        devices: the devices that are exported individually, as id:NAME, tag:NAME or site:NAME; none names all.
         exposed: addresses of the coordinator that other machines reach in plaintext.
         figures: measurements of the coordinator itself; None exports zeros.
         expiries: when the certificate of each role expires first.
-
-    Raises:
-        InvalidInputError: the address is in use or does not exist.
     """
     registry = CollectorRegistry()
-    settings = settings or ServerSettings()
-    registry.register(FleetCollector(fleet, settings.metrics_devices))
+    registry.register(FleetCollector(fleet, devices))
     registry.register(ExposureCollector(exposed))
     registry.register(ServiceCollector(figures or ServiceFigures(), expiries))
     ProcessCollector(registry=registry)
-    limits = HttpLimits(settings.max_http_connections, settings.http_timeout_s)
-    return serving_http(make_asgi_app(registry), "metrics", host, port, limits, access)
+    return registry

@@ -40,12 +40,13 @@ from coordinator.listeners import (
     await_free,
     exposed_plaintext,
     listeners_of,
-    page_address,
     public_addresses,
     require_free,
 )
 from coordinator.lock_file import note_address
-from coordinator.metrics import metrics_served
+from coordinator.metrics import coordinator_registry
+from coordinator.page.application import http_served
+from coordinator.page.queries import Queries
 from coordinator.references import Reference, ServedReferences, open_reference
 from coordinator.repository.repository import FleetRepository, delete_old_runs_daily, drop_expired_hourly, open_store
 from coordinator.repository.writer import Writer
@@ -153,7 +154,7 @@ class Preparation:
         identities: invites and certificates; empty until the store is loaded.
         calls: the calls that end when their certificate expires or is revoked.
         listeners: the gRPC addresses, the main one first.
-        metrics_address: host and port of the metrics.
+        http_address: host and port of the page and the metrics.
         reference: the reference predictor of the settings.
     """
 
@@ -165,7 +166,7 @@ class Preparation:
     identities: Identities
     calls: LiveCalls
     listeners: list[Listener]
-    metrics_address: tuple[str, int]
+    http_address: tuple[str, int]
     reference: Reference
 
     @classmethod
@@ -181,11 +182,11 @@ class Preparation:
         credentials = None if authority is None else ServerCredentials(authority)
         identities, calls = Identities(), LiveCalls()
         listeners = listeners_of(settings, credentials, identities.is_revoked, calls)
-        metrics_address = split_address(settings.server.metrics_address)
+        http_address = split_address(settings.server.http_address)
         _allow_connections()
         reference = open_reference(settings.profiling.reference)
         prepared = cls(
-            settings, basis, location, keep, credentials, identities, calls, listeners, metrics_address, reference
+            settings, basis, location, keep, credentials, identities, calls, listeners, http_address, reference
         )
         if not settings.store.standby:
             require_free(prepared.addresses)
@@ -194,10 +195,7 @@ class Preparation:
     @property
     def addresses(self) -> list[str]:
         """All addresses to listen on."""
-        server = self.settings.server
-        # The page's default address may be in use: the coordinator then serves without a page.
-        named = [] if server.page_address in (None, "none") else [server.page_address]
-        return [*(listener.address for listener in self.listeners), server.metrics_address, *filter(None, named)]
+        return [*(listener.address for listener in self.listeners), self.settings.server.http_address]
 
     def expiries(self, now: datetime) -> dict[str, datetime]:
         """When the first valid certificate of each role expires; of an owner's certificates, the newest counts."""
@@ -642,11 +640,10 @@ class BoundAddresses:
     """The addresses that a coordinator listens on, with their actual ports."""
 
     address: str
-    metrics_address: str
+    http_address: str
     enrolment_address: str | None = None
     operator_address: str | None = None
     plaintext_address: str | None = None
-    page_address: str | None = None
 
     def announce(self, file: Path) -> None:
         """Write the addresses to a file as JSON, replacing it atomically."""
@@ -673,13 +670,12 @@ async def serve(
     preparation = Preparation.of(settings)
     async with AsyncExitStack() as held:
         serving = await FleetInService.opened(preparation, held)
-        metrics_address = await _serve_metrics(preparation, serving, held)
         bound: dict[str, str] = {}
         services = RpcServices(preparation, serving, lambda: public_addresses(settings, bound))
         audit = AuditLog(serving.repository, certificate_of)
         quotas = PeerQuotas(settings.peers)
         idle_s = settings.server.idle_connection_s
-        page = await _serve_page(preparation, services, held)
+        http_address = await _serve_http(preparation, serving, services, held)
         latencies = RpcLatencies(serving.figures)
         servers = Listeners(preparation.listeners, quotas, audit, latencies, services.add_to, idle_s)
         held.push_async_callback(services.operator.close)
@@ -694,7 +690,7 @@ async def serve(
             stop_on_signals(stop, settings.server.stop_limit_s)
         _note_address(preparation, reachable_here(bound.get("operators", bound["main"])))
         enrolment, operators, plaintext = (bound.get(name) for name in ("enrolment", "operators", "plaintext"))
-        on_ready(BoundAddresses(bound["main"], metrics_address, enrolment, operators, plaintext, page))
+        on_ready(BoundAddresses(bound["main"], http_address, enrolment, operators, plaintext))
         await run_until_first(_until_stopped(preparation, serving, services, stop))
         await services.healthy.enter_graceful_shutdown()
         if serving.writer.ownership_lost.is_set():
@@ -714,59 +710,32 @@ def _note_address(preparation: Preparation, address: str) -> None:
         _log.warning("commands on this machine need --coordinator %s, which could not be noted: %s", address, error)
 
 
-async def _serve_metrics(preparation: Preparation, serving: FleetInService, held: AsyncExitStack) -> str:
-    """Serve `/metrics` until `held` is left; returns its host:port."""
-    host, port = preparation.metrics_address
-    settings = preparation.settings
-    exposed = exposed_plaintext(settings, preparation.credentials is not None)
-    served = metrics_served(
+async def _serve_http(
+    preparation: Preparation, serving: FleetInService, services: RpcServices, held: AsyncExitStack
+) -> str:
+    """Serve the web page and `/metrics` until `held` is left; returns their host:port.
+
+    If other machines can reach the address, only peers with a certificate may read.
+
+    Raises:
+        InvalidInputError: the address is in use or does not exist.
+    """
+    host, port = preparation.http_address
+    settings, credentials, access = preparation.settings.server, preparation.credentials, preparation.access
+    http_access = None
+    if credentials is not None and access is not None and not is_loopback(host):
+        http_access = HttpAccess(lambda: credentials.folder.server_tls, access.certificates)
+    registry = coordinator_registry(
         serving.fleet,
-        host,
-        port,
-        settings.server,
-        _http_access(preparation, host),
-        len(exposed),
+        settings.metrics_devices,
+        len(exposed_plaintext(preparation.settings, credentials is not None)),
         serving.figures,
         lambda: preparation.expiries(utc_now()),
     )
+    queries = Queries(services.viewer, services.operator, services.identity, asyncio.get_running_loop())
+    limits = HttpLimits(settings.max_http_connections, settings.http_timeout_s)
+    served = http_served(queries, registry, host, port, limits, http_access, has_authority=credentials is not None)
     return f"{host}:{await held.enter_async_context(served)}"
-
-
-def _http_access(preparation: Preparation, host: str) -> HttpAccess | None:
-    """The access control of an HTTP address: only peers with a certificate if other machines can reach it."""
-    credentials, access = preparation.credentials, preparation.access
-    if credentials is None or access is None or is_loopback(host):
-        return None
-    return HttpAccess(lambda: credentials.folder.server_tls, access.certificates)
-
-
-async def _serve_page(preparation: Preparation, services: RpcServices, held: AsyncExitStack) -> str | None:
-    """Serve the web page until `held` is left; returns its host:port, or None if there is no page.
-
-    Raises:
-        InvalidInputError: the address that the settings name is in use or does not exist.
-    """
-    settings = preparation.settings
-    address = page_address(settings)
-    if address is None:
-        return None
-    # Imported here, because a coordinator without a page does not need it.
-    from coordinator.page.application import page_served
-    from coordinator.page.queries import Queries
-
-    host, port = split_address(address)
-    loop = asyncio.get_running_loop()
-    queries = Queries(services.viewer, services.operator, services.identity, loop)
-    limits = HttpLimits(settings.server.max_http_connections, settings.server.http_timeout_s)
-    access, has_authority = _http_access(preparation, host), preparation.credentials is not None
-    served = page_served(queries, host, port, limits, access, has_authority)
-    try:
-        return f"{host}:{await held.enter_async_context(served)}"
-    except InvalidInputError as error:
-        if settings.server.page_address is not None:
-            raise
-        _log.warning("%s. This coordinator serves without a page", error)
-        return None
 
 
 def _until_stopped(

@@ -360,21 +360,16 @@ class ServerSettings(Group):
     address: str = setting(
         "127.0.0.1:7070", "Serve gRPC on this host:port; port 0 picks a free port.", option="--address"
     )
-    metrics_address: str = setting(
+    http_address: str = setting(
         "127.0.0.1:9464",
-        "Serve Prometheus' /metrics on this host:port; port 0 picks a free port.",
-        option="--metrics-address",
-    )
-    page_address: str | None = setting(
-        None,
-        'Serve the web page on this host:port, or "none" for no page. From other machines it needs a certificate.',
-        option="--page-address",
-        unset="on loopback, at the port after that of --metrics-address",
+        "Serve the web page and Prometheus' /metrics on this host:port; port 0 picks a free port. From other machines,"
+        " both need a certificate.",
+        option="--http-address",
     )
     max_http_connections: int = setting(
         128,
-        "Limit on open connections to the page, and the same to /metrics; half of them for one host. A further one "
-        "closes one that has sent no request. With a low limit on open files, an eighth of that counts instead.",
+        "Limit on open connections to the page and /metrics; half of them for one host. A further one closes one that"
+        " has sent no request. With a low limit on open files, an eighth of that counts instead.",
         ge=2,
     )
     http_timeout_s: float = setting(

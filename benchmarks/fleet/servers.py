@@ -74,7 +74,7 @@ class Server:
             await asyncio.sleep(_POLL_S)
         announced = json.loads(self._announced.read_text())
         self._port = int(announced["address"].rpartition(":")[2])
-        self.metrics_url = f"http://{announced.get('metrics_address')}/metrics"
+        self.metrics_url = f"http://{announced.get('http_address')}/metrics"
 
     async def connect(self, number: int) -> Connection:
         """Open an agent's connection; raises the errors of `connect`."""
@@ -122,7 +122,7 @@ def coordinator(parts: Parts, folder: Path, reference: Path, identities: FleetId
     store = folder / "coordinator.db"
     command = [
         program("wattfleet"),
-        *("coordinator", "serve", "--address", f"{HOST}:{{port}}", "--metrics-address", f"{HOST}:0"),
+        *("coordinator", "serve", "--address", f"{HOST}:{{port}}", "--http-address", f"{HOST}:0"),
         *("--store", str(store), "--reference", str(reference)),
         *("--site-budget-w", "1e6", "--announce", "{announce}"),
     ]

@@ -74,10 +74,8 @@ def serve(ctx: typer.Context) -> None:
             is_plain = security == "plaintext" or is_loopback(split_address(address)[0])
             return f"{'http' if is_plain else 'https'}://{address}/"
 
-        http = [f"metrics on {url(bound.metrics_address)}metrics"]
-        if bound.page_address is not None:
-            http.append(f"page on {url(bound.page_address)}")
-        served = ", ".join([f"coordinator serves {bound.address} ({security})", *further, *http])
+        http = f"page on {url(bound.http_address)}, metrics on {url(bound.http_address)}metrics"
+        served = ", ".join([f"coordinator serves {bound.address} ({security})", *further, http])
         exposed = exposed_plaintext(settings, has_authority=bound.enrolment_address is not None)
         warning = f"{' and '.join(exposed)}: {PLAINTEXT_WARNING}"
         if logs_json():  # where both outputs are read as one log, every line must be JSON

@@ -1,8 +1,9 @@
-"""The page as a web application: its routes and its security headers."""
+"""The web application of the page and `/metrics`: its routes and its security headers."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -10,8 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -87,6 +90,24 @@ def _event(content: dict[str, Any], kind: str = "message") -> str:
     return f"event: {kind}\ndata: {json.dumps(content)}\n\n"
 
 
+# --- Metrics ----------------------------------------------------------------------------------------------------------
+# Prometheus' scrapes. One of a large fleet takes seconds, so a thread computes it, and one at a time.
+
+
+async def metrics(request: Request) -> Response:
+    """Answer with all metrics, in the format and the compression that the caller accepts."""
+    async with request.app.state.scraping:
+        return await asyncio.to_thread(_exposition, request.app.state.registry, request.headers)
+
+
+def _exposition(registry: CollectorRegistry, headers: Headers) -> Response:
+    encode, content_type = choose_encoder(headers.get("accept", ""))
+    content = encode(registry)
+    if not gzip_accepted(headers.get("accept-encoding", "")):
+        return Response(content, media_type=content_type)
+    return Response(gzip.compress(content), headers={"Content-Encoding": "gzip"}, media_type=content_type)
+
+
 # --- Application ------------------------------------------------------------------------------------------------------
 
 _HEADERS = {
@@ -116,11 +137,14 @@ class _SecurityHeaders:
         await self._app(scope, receive, with_headers)
 
 
-def page_application(queries: Queries, hosts: Sequence[str], has_authority: bool) -> Starlette:
+def http_application(
+    queries: Queries, registry: CollectorRegistry, hosts: Sequence[str], has_authority: bool
+) -> Starlette:
     """Create the application; it takes snapshots of the fleet while it is served.
 
     Args:
         queries: read the fleet.
+        registry: the metrics.
         hosts: the host names that requests may use; otherwise, another site could read the page under its own name.
         has_authority: whether operators have certificates.
     """
@@ -145,6 +169,7 @@ def page_application(queries: Queries, hosts: Sequence[str], has_authority: bool
             Route("/devices/{device_id:path}", device, name="device"),
             Route("/what-if", what_if, name="what_if"),
             Route("/events", events, name="events"),
+            Route("/metrics", metrics, name="metrics"),
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
         ],
         middleware=[
@@ -155,25 +180,29 @@ def page_application(queries: Queries, hosts: Sequence[str], has_authority: bool
         exception_handlers=dict(EXPECTED),
     )
     app.state.has_authority = has_authority
+    app.state.registry = registry
+    app.state.scraping = asyncio.Lock()
     return app
 
 
 # --- Server -----------------------------------------------------------------------------------------------------------
-# Serves the web page from a thread with its own event loop, because rendering must not delay sessions.
+# Serves the application from a thread with its own event loop, because rendering must not delay sessions.
 
 
-def page_served(
+def http_served(
     queries: Queries,
+    registry: CollectorRegistry,
     host: str,
     port: int,
     limits: HttpLimits,
     access: HttpAccess | None = None,
     has_authority: bool = False,
 ) -> AbstractAsyncContextManager[int]:
-    """Serve the page until the context is left, and yield the port; port 0 picks a free one.
+    """Serve the page and `/metrics` until the context is left, and yield the port; port 0 picks a free one.
 
     Args:
         queries: read the fleet; the coordinator's event loop has to run until the context is left.
+        registry: the metrics, which are collected in a thread.
         host: the address to listen on.
         port: the port.
         limits: limits on connections.
@@ -183,5 +212,7 @@ def page_served(
     Raises:
         InvalidInputError: the address is in use or does not exist.
     """
-    hosts = ["127.0.0.1", "localhost"] if access is None and is_loopback(host) else ["*"]
-    return serving_http(page_application(queries, hosts, has_authority), "the page", host, port, limits, access)
+    # Starlette cuts a host at its first colon, so that "[" is every IPv6 address, and never a name.
+    hosts = ["127.0.0.1", "localhost", "["] if access is None and is_loopback(host) else ["*"]
+    application = http_application(queries, registry, hosts, has_authority)
+    return serving_http(application, "the page and metrics", host, port, limits, access)

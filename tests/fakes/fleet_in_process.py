@@ -317,7 +317,7 @@ def running_fleet(
 
     async def everything() -> None:
         settings = CoordinatorSettings(
-            server=ServerSettings(address="127.0.0.1:0", metrics_address="127.0.0.1:0", stop_grace_s=0.05),
+            server=ServerSettings(address="127.0.0.1:0", http_address="127.0.0.1:0", stop_grace_s=0.05),
             store=StoreSettings(location=str(directory / "coordinator.db")),
             site=SiteSettings(budget_w=site_budget_w),
             policy=policy,

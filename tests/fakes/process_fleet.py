@@ -366,7 +366,7 @@ class FleetFolder:
         """Start a coordinator."""
         self.announced(name).unlink(missing_ok=True)
         arguments = ["serve", "--address", address, "--announce", str(self.announced(name))]
-        arguments += ["--metrics-address", "127.0.0.1:0", "--enrolment-address", "127.0.0.1:0"]
+        arguments += ["--http-address", "127.0.0.1:0", "--enrolment-address", "127.0.0.1:0"]
         arguments += ["--identity", str(self.authority), *options]
         return self._start(name, run_coordinator, [store, arguments])
 

@@ -71,7 +71,7 @@ class CoordinatorProcess:
             self._process = subprocess.Popen(
                 [
                     *self._command,
-                    *("--address", self.address, "--metrics-address", "127.0.0.1:0"),
+                    *("--address", self.address, "--http-address", "127.0.0.1:0"),
                     *("--announce", str(self._announced), *self._options),
                 ],
                 # A database's URL contains a password, which must not be on a command line.
@@ -325,7 +325,7 @@ class RealFleet:
             [
                 program("wattfleet"),
                 *("coordinator", "serve", "--address", self._address, "--identity", str(self._identities.authority)),
-                *("--metrics-address", f"{HOST}:0", "--superlink-address", self.flower.address),
+                *("--http-address", f"{HOST}:0", "--superlink-address", self.flower.address),
                 *("--store", str(self._folder / "coordinator.db"), "--announce", str(announced)),
                 *("--site-budget-w", str(self._budget_w), "--config", str(self._config)),
             ],

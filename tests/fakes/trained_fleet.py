@@ -52,8 +52,7 @@ class Trained:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.agents: dict[str, Agent] = {}
-        address = client.bound.page_address
-        assert address is not None
+        address = client.bound.http_address
         self.host = address
         self.url = f"http://{address}"
         self.training_j = 0.0

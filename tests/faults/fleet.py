@@ -392,7 +392,7 @@ class Fleet:
 def configured(config: CoordinatorSettings, folder: Path, pace: Pace, devices: int) -> CoordinatorSettings:
     """The settings of a fleet's coordinator."""
     return config.with_values(
-        server={"address": "127.0.0.1:0", "metrics_address": "127.0.0.1:0", "stop_grace_s": 0.05},
+        server={"address": "127.0.0.1:0", "http_address": "127.0.0.1:0", "stop_grace_s": 0.05},
         store={"location": str(folder / "coordinator.db")},
         site={"budget_w": 100.0 * devices, "trim_check_s": 0.2},
         policy={"name": "all"},

@@ -150,7 +150,7 @@ class FleetParts:
         command = [
             program("wattfleet"),
             *("coordinator", "serve", "--address", f"{HOST}:0", "--identity", str(identities.authority)),
-            *("--metrics-address", f"{HOST}:{settings.metrics_port}", "--superlink-address", superlink),
+            *("--http-address", f"{HOST}:{settings.metrics_port}", "--superlink-address", superlink),
             *("--store", str(self._scratch / "coordinator.db"), "--announce", str(announced)),
             *("--site-budget-w", str(settings.site_budget_w), "--policy", settings.policy),
             *("--seed", str(settings.seed), "--profile-modes", str(settings.profile_modes)),

@@ -181,7 +181,7 @@ async def test_no_text_of_a_peer_becomes_an_element_of_a_page(config: Coordinato
             missing = list(names)
             async with asyncio.timeout(_WITHIN_S):  # a page may be a second behind the fleet
                 while missing:
-                    url = f"http://{client.bound.page_address}{path}"
+                    url = f"http://{client.bound.http_address}{path}"
                     with await asyncio.to_thread(urlopen, url, timeout=_WITHIN_S) as answer:
                         page = _Page(answer.read().decode())
                     assert _ELEMENT not in page.elements, path

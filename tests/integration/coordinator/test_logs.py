@@ -95,7 +95,7 @@ async def test_a_round_that_cannot_be_planned_is_told_once_however_often_flower_
 # --- Json log ---------------------------------------------------------------------------------------------------------
 # The lines of a coordinator's log: whose they are, and that every one is an object with `--log-format json`.
 
-JSON = ("--page-address", "127.0.0.1:0", "--log-format", "json")
+JSON = ("--http-address", "127.0.0.1:0", "--log-format", "json")
 OPTIONS = ("--site-budget-w", "50", *JSON)
 
 
@@ -137,7 +137,7 @@ async def test_libraries_log_no_routine_and_their_warnings_are_objects(meter: st
     await process.start()
     try:
         until(lambda: Meter.asked >= 2)
-        address = process.addresses["page_address"]
+        address = process.addresses["http_address"]
         with urllib.request.urlopen(f"http://{address}/", timeout=30) as page:
             assert page.status == 200
         with socket.create_connection(split_address(address)) as strange:

@@ -6,15 +6,23 @@ import asyncio
 import http.client
 import re
 import ssl
+import threading
 import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Protocol, cast
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
-from coordinator.metrics import ExposureCollector, FleetCollector, ServiceCollector, metrics_served
+from coordinator.metrics import ExposureCollector, FleetCollector, ServiceCollector, coordinator_registry
+from coordinator.page.application import http_application
+from coordinator.page.queries import Queries
 from coordinator.service_figures import ServiceFigures
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
@@ -334,30 +342,79 @@ def test_names_that_need_escaping_arrive_as_they_are() -> None:
 # --- over HTTP ----------------------------------------------------------------------------------------------------
 
 
-async def text_at(port: int) -> str:
-    def read() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
-            assert response.status == 200
-            assert response.headers["Content-Type"].startswith("text/plain")
-            return str(response.read().decode())
+class Scrape(Protocol):
+    """Sends a request, which is for the metrics unless it names another path."""
 
-    return await asyncio.to_thread(read)
+    async def __call__(self, headers: Mapping[str, str] | None = None, path: str = "/metrics") -> httpx.Response: ...
+
+
+@asynccontextmanager
+async def scraper(registry: CollectorRegistry) -> AsyncIterator[Scrape]:
+    """The coordinator's web application with these metrics, without a server and a fleet to show."""
+    application = http_application(cast(Queries, None), registry, ["coordinator"], has_authority=False)
+    transport = httpx.ASGITransport(application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as client:
+
+        async def scrape(headers: Mapping[str, str] | None = None, path: str = "/metrics") -> httpx.Response:
+            return await client.get(path, headers=headers)
+
+        yield scrape
 
 
 async def test_each_scrape_shows_the_fleet_as_it_is_then() -> None:
     fleet = small_fleet()
-    async with metrics_served(fleet, "127.0.0.1", 0) as port:
-        found = parsed(await text_at(port))
+    async with scraper(coordinator_registry(fleet)) as scrape:
+        found = parsed((await scrape()).text)
         assert {key: found[key] for key in scraped(fleet)} == scraped(fleet)
         assert found["wattfleet_exposed_plaintext_addresses",] == 0.0
         assert found["process_open_fds",] > 0
         fleet.agents.disconnect("nano")
-        assert parsed(await text_at(port))["wattfleet_device_state", "agx-orin", "nano", "offline"] == 1
+        assert parsed((await scrape()).text)["wattfleet_device_state", "agx-orin", "nano", "offline"] == 1
 
 
 async def test_prometheus_finds_no_fault_with_the_metrics() -> None:
-    async with metrics_served(trained_fleet(), "127.0.0.1", 0) as port:
-        promtool("check", "metrics", text=await text_at(port))
+    async with scraper(coordinator_registry(trained_fleet())) as scrape:
+        promtool("check", "metrics", text=(await scrape()).text)
+
+
+async def test_a_scrape_has_the_format_and_compression_that_it_accepts() -> None:
+    async with scraper(coordinator_registry(small_fleet())) as scrape:
+        plain = await scrape({"Accept-Encoding": "identity"})
+        assert plain.headers["Content-Type"].startswith("text/plain; version=")
+        assert "Content-Encoding" not in plain.headers
+        packed = await scrape({"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "gzip"})
+        assert packed.headers["Content-Encoding"] == "gzip"
+        assert packed.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert packed.text.endswith("# EOF\n")
+
+
+class SlowCollector(Collector):
+    """Takes until it is let go, and counts how many scrapes are in it at once."""
+
+    def __init__(self) -> None:
+        self.entered, self.let_go = threading.Event(), threading.Event()
+        self.inside = self.most = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        self.entered.set()
+        assert self.let_go.wait(_WITHIN_S)
+        self.inside -= 1
+        yield from ()
+
+
+async def test_the_page_answers_while_scrapes_are_computed_one_at_a_time() -> None:
+    registry, slow = CollectorRegistry(auto_describe=False), SlowCollector()
+    registry.register(slow)
+    async with scraper(registry) as scrape:
+        scrapes = [asyncio.create_task(scrape()) for _ in range(2)]
+        assert await asyncio.to_thread(slow.entered.wait, _WITHIN_S)
+        assert (await scrape(path="/static/page.css")).status_code == 200
+        assert not any(each.done() for each in scrapes)
+        slow.let_go.set()
+        assert [each.status_code for each in await asyncio.gather(*scrapes)] == [200, 200]
+    assert slow.most == 1
 
 
 def test_latest_results_survive_eviction_and_a_restored_round_is_not_newest() -> None:
@@ -401,7 +458,7 @@ async def test_metrics_for_other_machines_need_a_viewers_certificate(
     config: CoordinatorSettings, tmp_path: Path
 ) -> None:
     fleet = CertifiedFleet.create(tmp_path / "authority")
-    settings = certified(config, fleet.authority.folder).with_values(server={"metrics_address": "0.0.0.0:0"})
+    settings = certified(config, fleet.authority.folder).with_values(server={"http_address": "0.0.0.0:0"})
 
     def context_of(identity: Identity | None) -> ssl.SSLContext:
         return fleet.https_context(identity, tmp_path / "caller")
@@ -416,7 +473,7 @@ async def test_metrics_for_other_machines_need_a_viewers_certificate(
             pass
 
     async with serving(settings) as served:
-        port = split_address(served.bound.metrics_address)[1]
+        port = split_address(served.bound.http_address)[1]
         text = await asyncio.to_thread(scraped, port, fleet.identity(Role.VIEWER, "prometheus"))
         [expiry] = re.findall(r'wattfleet_certificate_expiry_timestamp_seconds\{role="coordinator"\} (\S+)', text)
         assert float(expiry) == pytest.approx(fleet.authority.server.not_after.timestamp())

@@ -76,8 +76,8 @@ async def test_every_page_loads_without_a_complaint(circuits: CoordinatorSetting
 
 
 async def test_an_unknown_device_and_a_wrong_number_say_what_to_do(config: CoordinatorSettings) -> None:
-    async with serving(config) as client, browsing(str(client.bound.page_address), viewport=_DESK) as tab:
-        url = f"http://{client.bound.page_address}"
+    async with serving(config) as client, browsing(client.bound.http_address, viewport=_DESK) as tab:
+        url = f"http://{client.bound.http_address}"
         await tab.page.goto(url)
         assert "No device has connected yet" in await tab.page.inner_text("main")
         await tab.page.goto(f"{url}/what-if")
@@ -401,7 +401,7 @@ async def test_every_device_and_run_has_a_page_that_its_link_opens(config: Coord
             await agent.goodbye()
             await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=name, strategy="FedAvg", rounds=1))
         run_names = {run.run_id: run.name for run in await client.runs()}
-        host = str(client.bound.page_address)
+        host = client.bound.http_address
         async with browsing(host) as tab:
             for listed in ("/", "/runs", "/events"):
                 for name in IDS:

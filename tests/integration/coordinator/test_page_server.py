@@ -7,7 +7,6 @@ import http.client
 import json
 import logging
 import re
-import socket
 import ssl
 import stat
 import time
@@ -47,7 +46,7 @@ from wattfleet_proto.device_state import BoardSample, DeviceState
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, operator_pb2
 
 # --- Page access ------------------------------------------------------------------------------------------------------
-# Access to the web page, and that the coordinator starts even if the page cannot be served.
+# Access to the web page.
 
 
 _WITHIN_S = 30.0
@@ -67,14 +66,13 @@ async def test_other_machines_need_a_certificate_and_the_audit_log_an_operators(
     config: CoordinatorSettings, tmp_path: Path
 ) -> None:
     fleet = CertifiedFleet.create(tmp_path / "authority")
-    settings = certified(config, fleet.authority.folder).with_values(server={"page_address": "0.0.0.0:0"})
+    settings = certified(config, fleet.authority.folder).with_values(server={"http_address": "0.0.0.0:0"})
 
     def context_of(identity: Identity | None) -> ssl.SSLContext:
         return fleet.https_context(identity, tmp_path / "caller")
 
     async with serving(settings) as served:
-        assert served.bound.page_address is not None
-        url = f"https://127.0.0.1:{split_address(served.bound.page_address)[1]}"
+        url = f"https://127.0.0.1:{split_address(served.bound.http_address)[1]}"
         viewer = context_of(fleet.identity(Role.VIEWER, "dashboard"))
         assert "No device has connected yet" in await text_at(url, viewer)
         assert "needs an operator's certificate" in (await text_at(f"{url}/events", viewer)).replace("&#39;", "'")
@@ -89,37 +87,10 @@ async def test_other_machines_need_a_certificate_and_the_audit_log_an_operators(
 
 async def test_on_loopback_the_page_answers_to_no_foreign_name(config: CoordinatorSettings) -> None:
     async with serving(config) as served:
-        url = f"http://{served.bound.page_address}"
+        url = f"http://{served.bound.http_address}"
         assert "Fleet" in await text_at(url)
         with pytest.raises(urllib.error.HTTPError, match="400"):
             await text_at(url, host="rebound.example")
-
-
-def port_after_a_free_one() -> socket.socket:
-    """A listening socket whose port follows directly after a free one."""
-    while True:
-        taken = socket.create_server(("127.0.0.1", 0))
-        try:
-            socket.create_server(("127.0.0.1", taken.getsockname()[1] - 1)).close()
-            return taken
-        except OSError:
-            taken.close()
-
-
-async def test_an_address_in_use_stops_a_coordinator_only_if_it_was_named(config: CoordinatorSettings) -> None:
-    with port_after_a_free_one() as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(InvalidInputError, match="in use|cannot listen|cannot serve"):
-            async with serving(config.with_values(server={"page_address": f"127.0.0.1:{port}"})):
-                pass
-        beside = config.with_values(server={"metrics_address": f"127.0.0.1:{port - 1}"})
-        async with serving(beside) as served:
-            assert served.bound.page_address is None
-
-
-async def test_there_is_no_page_if_none_is_wanted(config: CoordinatorSettings) -> None:
-    async with serving(config.with_values(server={"page_address": "none"})) as served:
-        assert served.bound.page_address is None
 
 
 # --- Page over TLS ----------------------------------------------------------------------------------------------------
@@ -150,9 +121,9 @@ def bundle_of(identity: Identity, folder: Path) -> tuple[Path, str, str]:
 @asynccontextmanager
 async def guarded_page(config: CoordinatorSettings, fleet: CertifiedFleet) -> AsyncIterator[tuple[Client, str]]:
     """A coordinator whose page is on an address for other machines, and the page's host and port."""
-    settings = certified(config, fleet.authority.folder).with_values(server={"page_address": "0.0.0.0:0"})
+    settings = certified(config, fleet.authority.folder).with_values(server={"http_address": "0.0.0.0:0"})
     async with serving(settings) as client:
-        yield client, f"127.0.0.1:{split_address(str(client.bound.page_address))[1]}"
+        yield client, f"127.0.0.1:{split_address(client.bound.http_address)[1]}"
 
 
 def certificate_option(host: str, identity: Identity, folder: Path) -> dict[str, Any]:
@@ -292,8 +263,8 @@ async def test_an_unexpected_error_is_a_page_with_the_id_of_its_log_line(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Queries, "audit_log", fails)
-    async with serving(config) as client, browsing(str(client.bound.page_address), viewport=_DESK) as tab:
-        url = f"http://{client.bound.page_address}/events"
+    async with serving(config) as client, browsing(client.bound.http_address, viewport=_DESK) as tab:
+        url = f"http://{client.bound.http_address}/events"
         answer = await tab.page.goto(url)
         assert answer.status == 500
         error_id = id_in(await tab.page.inner_text("[role=alert]"))
@@ -315,7 +286,7 @@ async def test_scripts_get_errors_as_json_with_the_id_of_the_log_line(
     monkeypatch.setattr(application, "StreamingResponse", fails)
     async with serving(config) as client:
         for path in ("/watts.json", "/updates"):
-            status, headers, text = await answer_of(f"http://{client.bound.page_address}{path}")
+            status, headers, text = await answer_of(f"http://{client.bound.http_address}{path}")
             assert status == 500 and headers["Content-Type"] == "application/json"
             assert path in logged(caplog, id_in(json.loads(text)["detail"])).getMessage()
             assert _DETAIL not in text
@@ -326,7 +297,7 @@ async def test_a_stream_of_updates_that_fails_ends_with_the_reason(
 ) -> None:
     monkeypatch.setattr(Snapshots, "after", fails)
     async with serving(config) as client:
-        status, _, text = await answer_of(f"http://{client.bound.page_address}/updates")
+        status, _, text = await answer_of(f"http://{client.bound.http_address}/updates")
     assert status == 200 and text.startswith("event: failure\ndata: ")
     assert logged(caplog, id_in(text)).exc_info is not None
     assert _DETAIL not in text
@@ -338,8 +309,8 @@ async def test_pages_say_why_they_are_not_up_to_date_until_they_are_again(
     def unavailable(*arguments: Any) -> Any:
         raise StoreUnavailableError("the database <b>does not answer")
 
-    async with serving(config) as client, browsing(str(client.bound.page_address), viewport=_DESK) as tab:
-        await tab.page.goto(f"http://{client.bound.page_address}/runs")
+    async with serving(config) as client, browsing(client.bound.http_address, viewport=_DESK) as tab:
+        await tab.page.goto(f"http://{client.bound.http_address}/runs")
         await tab.page.wait_for_selector(".connection.live")
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Queries, "budgets", unavailable)
@@ -363,7 +334,7 @@ async def test_without_any_snapshot_pages_fail_with_the_id_of_one_line_of_the_lo
     answers = []
     async with serving(config) as client, asyncio.timeout(_WITHIN_S):
         while len(texts) < 3:
-            answers.append(await answer_of(f"http://{client.bound.page_address}/"))
+            answers.append(await answer_of(f"http://{client.bound.http_address}/"))
             await asyncio.sleep(0.1)
     assert {status for status, _, _ in answers} == {503}
     [error_id] = {id_in(text) for _, _, text in answers}
@@ -375,9 +346,9 @@ async def test_a_page_too_many_says_that_it_is_not_live_and_asks_again(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(application, "_MAX_VIEWERS", 0)
-    async with serving(config) as client, browsing(str(client.bound.page_address), viewport=_DESK) as tab:
+    async with serving(config) as client, browsing(client.bound.http_address, viewport=_DESK) as tab:
         await tab.page.clock.install()
-        await tab.page.goto(f"http://{client.bound.page_address}/runs")
+        await tab.page.goto(f"http://{client.bound.http_address}/runs")
         await tab.page.wait_for_selector(".connection.away:has-text('0 viewers already receive updates')")
         monkeypatch.setattr(application, "_MAX_VIEWERS", 1)
         await tab.page.clock.fast_forward(11_000)
@@ -388,7 +359,7 @@ async def test_the_page_only_reads(config: CoordinatorSettings) -> None:
     async with serving(config) as client:
 
         def post() -> str:
-            request = urllib.request.Request(f"http://{client.bound.page_address}/what-if", method="POST")
+            request = urllib.request.Request(f"http://{client.bound.http_address}/what-if", method="POST")
             with pytest.raises(urllib.error.HTTPError, match="405") as refused:
                 urllib.request.urlopen(request, timeout=_WITHIN_S)
             return refused.value.read().decode()

@@ -79,7 +79,7 @@ async def test_every_command_over_an_exposed_connection_warns(exposed: Client) -
         assert warning in " ".join(done.stderr.split()), (words, done.output)
         with pytest.raises(InvalidInputError, match="or pass --insecure for plaintext"):
             await coordinator(*words, "--coordinator", exposed.bound.address)
-    assert await asyncio.to_thread(metric_at, exposed.bound.metrics_address) == 3, "RPCs, metrics and page"
+    assert await asyncio.to_thread(metric_at, exposed.bound.http_address) == 2, "RPCs, and the page with the metrics"
 
 
 async def test_a_watched_screen_keeps_the_warning(exposed: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ async def test_loopback_and_tls_warn_of_nothing(config: CoordinatorSettings, tmp
     async with serving(config) as served:
         done = await coordinator("devices", "--coordinator", served.bound.address)
         assert (done.exit_code, done.stderr) == (0, "")
-        assert await asyncio.to_thread(metric_at, served.bound.metrics_address) == 0
+        assert await asyncio.to_thread(metric_at, served.bound.http_address) == 0
 
 
 def test_a_fleet_that_moves_over_counts_its_plaintext_address(config: CoordinatorSettings, tmp_path: Path) -> None:

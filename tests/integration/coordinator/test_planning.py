@@ -506,7 +506,7 @@ async def test_rounds_without_a_plan_are_listed_exported_and_counted(
 
 
 def scraped(client: Client) -> str:
-    with urllib.request.urlopen(f"http://{client.bound.metrics_address}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{client.bound.http_address}/metrics", timeout=20) as answer:
         return str(answer.read(), "utf-8")
 
 

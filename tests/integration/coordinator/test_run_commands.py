@@ -96,7 +96,7 @@ async def test_a_run_that_somebody_stopped_has_not_failed(config: CoordinatorSet
 async def test_what_a_run_has_cost_is_the_same_everywhere_while_an_observation_is_missing(
     config: CoordinatorSettings, tmp_path: Path
 ) -> None:
-    config = config.with_values(server={"page_address": "127.0.0.1:0"})
+    config = config.with_values(server={"http_address": "127.0.0.1:0"})
     async with served_with_shell(config) as (client, shell), httpx.AsyncClient() as browser:
         orin, nano = await client.two_ready()
         plan = await a_round(client, orin)
@@ -111,12 +111,12 @@ async def test_what_a_run_has_cost_is_the_same_everywhere_while_an_observation_i
             await shell("export", "--format", "csv", "--out", str(folder))
             [row] = csv.DictReader((folder / "rounds.csv").read_text().splitlines())
             assert float(row["training_j"]) == pytest.approx(joules)
-            metrics = (await browser.get(f"http://{client.bound.metrics_address}/metrics")).text
+            metrics = (await browser.get(f"http://{client.bound.http_address}/metrics")).text
             for family in ("run_energy_joules", "device_training_energy_joules"):
                 found = re.findall(rf"wattfleet_{family}_total{{.*}} (.*)", metrics)
                 assert sum(map(float, found)) == pytest.approx(joules)
             for name in ("", f"/{RUN}"):
-                page = (await browser.get(f"http://{client.bound.page_address}/runs{name}")).text
+                page = (await browser.get(f"http://{client.bound.http_address}/runs{name}")).text
                 assert text in page and (not name or of_both in re.sub("<[^>]*>", "", page))
             in_table = text if of_both == "2 trainings" else f"{text}*"
             assert in_table in (await shell("runs", columns=120)).stdout
@@ -446,7 +446,7 @@ def label(part: planning_pb2.Assignment) -> str:
 
 async def page_of(client: Any, path: str) -> str:
     def read() -> str:
-        with urllib.request.urlopen(f"http://{client.bound.page_address}{path}", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://{client.bound.http_address}{path}", timeout=60) as answer:
             return str(answer.read().decode())
 
     return await asyncio.to_thread(read)

@@ -87,7 +87,7 @@ async def test_a_round_from_its_plan_to_its_report(config: CoordinatorSettings) 
             planning_pb2.DeviceResult(device_id="orin", num_examples=96.0, share=0.5),
             planning_pb2.DeviceResult(device_id="nano", failure="the node is gone"),
         ]
-        with urllib.request.urlopen(f"http://{client.bound.metrics_address}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{client.bound.http_address}/metrics", timeout=10) as response:
             scraped = response.read().decode()
         assert 'wattfleet_site_power_watts{kind="observed"} 45.5' in scraped
         assert 'wattfleet_rpc_seconds_count{method="PlanRound"} 1.0' in scraped
@@ -107,7 +107,7 @@ async def test_a_round_from_its_plan_to_its_report(config: CoordinatorSettings) 
         assert (shown.observed_site_w, shown.observed_duration_s, shown.wall_s) == (45.5, 36, 3.5)
         assert (list(shown.failed_device_ids), dict(shown.metrics)) == (["nano"], {"accuracy": 0.5})
 
-        with urllib.request.urlopen(f"http://{client.bound.metrics_address}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{client.bound.http_address}/metrics", timeout=10) as response:
             assert 'wattfleet_site_power_watts{kind="observed"}' not in response.read().decode(), "the run has ended"
 
 
@@ -272,9 +272,7 @@ async def test_it_is_healthy_while_it_serves_and_gives_its_ports_back(config: Co
 
     config = config.with_values(policy={"name": "fastest-k", "clients": 2})
     first = await bound_while_healthy(config)
-    again = config.with_values(
-        server={"address": first.address, "metrics_address": first.metrics_address, "page_address": first.page_address}
-    )
+    again = config.with_values(server={"address": first.address, "http_address": first.http_address})
     assert await bound_while_healthy(again) == first
 
 
@@ -294,7 +292,7 @@ async def test_a_session_that_is_open_at_the_end_is_closed_and_stored(config: Co
 def test_where_it_listens_is_announced_as_json(tmp_path: Path) -> None:
     file = tmp_path / "addresses.json"
     BoundAddresses("127.0.0.1:7070", "127.0.0.1:9464").announce(file)
-    assert json.loads(file.read_text()) == {"address": "127.0.0.1:7070", "metrics_address": "127.0.0.1:9464"}
+    assert json.loads(file.read_text()) == {"address": "127.0.0.1:7070", "http_address": "127.0.0.1:9464"}
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -305,14 +303,14 @@ async def start_fails(config: CoordinatorSettings) -> str:
     return str(refusal.value)
 
 
-@pytest.mark.parametrize("which", ["address", "metrics_address"])
+@pytest.mark.parametrize("which", ["address", "http_address"])
 async def test_a_port_in_use_is_refused_with_what_to_do_and_nothing_is_held(
     config: CoordinatorSettings, which: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
         in_use, free = (f"127.0.0.1:{open_.getsockname()[1]}" for open_ in (taken, other))
         other.close()
-        both = {"address": free, "metrics_address": free, which: in_use}
+        both = {"address": free, "http_address": free, which: in_use}
         text = await start_fails(config.with_values(server=both))
     assert in_use in text
     assert "hoose another port" in text
@@ -337,7 +335,7 @@ async def test_a_second_coordinator_does_not_share_the_first_ones_port(
 
 
 @pytest.mark.parametrize("address", ["7070", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:70700", ":7070"])
-@pytest.mark.parametrize("which", ["address", "metrics_address"])
+@pytest.mark.parametrize("which", ["address", "http_address"])
 async def test_what_is_no_address_is_refused(config: CoordinatorSettings, which: str, address: str) -> None:
     refused = await start_fails(config.with_values(server={which: address}))
     assert f"{address!r} is not an address: write host:port" in refused

@@ -142,8 +142,8 @@ async def test_a_standby_takes_over_the_address_of_the_first_one(watchful_config
     first = Running(watchful_config)
     async with first.channel() as channel:
         await start_run(channel, "1")
-        address, metrics_address = (await first.bound).address, (await first.bound).metrics_address
-        same = {"address": address, "metrics_address": metrics_address}
+        address, http_address = (await first.bound).address, (await first.bound).http_address
+        same = {"address": address, "http_address": http_address}
         second = Running(watchful_config.with_values(store={"standby": True}, server=same))
         await asyncio.sleep(0.1)
         assert not second.task.done(), "the address is in use by the one that it waits for"
@@ -267,7 +267,7 @@ def test_a_store_that_cannot_be_used_is_refused_without_its_password(
     store: str, options: list[str], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATTFLEET_COORDINATOR_STORE_LOCATION", store)
-    serve_on = ("coordinator", "serve", "--site-budget-w", "60", "--address", "127.0.0.1:0", "--metrics-address")
+    serve_on = ("coordinator", "serve", "--site-budget-w", "60", "--address", "127.0.0.1:0", "--http-address")
     ran = CliRunner().invoke(cli.wattfleet, [*serve_on, "127.0.0.1:0", *options])
     assert ran.exception is not None and text in str(ran.exception)
     assert "hunter2" not in f"{ran.output} {ran.exception}"

@@ -45,16 +45,16 @@ async def test_a_sample_is_exported_until_the_device_disconnects(config: Coordin
         await agent.hello("orin")
         sample = session_pb2.BoardSample(power_w=21.5, mode=power_pb2.PowerMode(cores=4))  # without clocks
         await agent.send(lease=session_pb2.Lease(number=1, sample=sample))
-        assert "wattfleet_device_power_watts{" not in await asyncio.to_thread(metrics_of, client.bound.metrics_address)
+        assert "wattfleet_device_power_watts{" not in await asyncio.to_thread(metrics_of, client.bound.http_address)
         sample.ClearField("mode")
         await agent.send(lease=session_pb2.Lease(number=2, sample=sample))
-        text = await asyncio.to_thread(metrics_of, client.bound.metrics_address)
+        text = await asyncio.to_thread(metrics_of, client.bound.http_address)
         assert 'wattfleet_device_power_watts{device="orin"} 21.5' in text
         await agent.send(lease=session_pb2.Lease(number=3))  # as from an agent that sends no samples
         agent.call.cancel()
 
         def is_gone() -> bool:
-            return "wattfleet_device_power_watts{" not in metrics_of(client.bound.metrics_address)
+            return "wattfleet_device_power_watts{" not in metrics_of(client.bound.http_address)
 
         for _ in range(200):
             if await asyncio.to_thread(is_gone):

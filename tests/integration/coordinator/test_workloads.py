@@ -269,7 +269,7 @@ async def test_a_device_shows_each_workload_and_the_front_of_the_one_asked_for(c
 
 
 async def test_what_assumes_the_length_of_an_epoch_is_shown_as_assumed(config: CoordinatorSettings) -> None:
-    config = config.with_values(server={"page_address": "127.0.0.1:0"})
+    config = config.with_values(server={"http_address": "127.0.0.1:0"})
     async with served_with_shell(config) as (client, shell), httpx.AsyncClient() as browser:
         _agent = await ready_with(client, "orin", ("bert", ORIN_FRONT, 70), ("gpt", NANO_FRONT, 0))
         bindings = [planning_pb2.NodeBinding(node_id=1, device_id="orin")]
@@ -282,7 +282,7 @@ async def test_what_assumes_the_length_of_an_epoch_is_shown_as_assumed(config: C
             )
             await client.planning.StartRun(start)
             preview = (await shell("plan", "--dry-run", columns=120)).stdout
-            what_if = (await browser.get(f"http://{client.bound.page_address}/what-if")).text
+            what_if = (await browser.get(f"http://{client.bound.http_address}/what-if")).text
             ask = planning_pb2.PlanRoundRequest(run_id=run_id, round=1, node_ids=[1], epochs=1.0)
             await client.planning.PlanRound(ask)
             commands = [
@@ -291,8 +291,8 @@ async def test_what_assumes_the_length_of_an_epoch_is_shown_as_assumed(config: C
                 (await shell("round", run_id, "1", columns=140)).stdout,
                 preview,
             ]
-            run = (await browser.get(f"http://{client.bound.page_address}/runs/{run_id}")).text
-            device = (await browser.get(f"http://{client.bound.page_address}/devices/orin")).text
+            run = (await browser.get(f"http://{client.bound.http_address}/runs/{run_id}")).text
+            device = (await browser.get(f"http://{client.bound.http_address}/devices/orin")).text
             await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{run_id}/1", wall_s=1.0))
             await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=run_id))
             await client.end_trainings()

@@ -180,7 +180,7 @@ def test_ports_are_open_to_this_machine_only(services: dict[str, Service]) -> No
     }
     assert all(host == "127.0.0.1" for ports in published.values() for host, _, _ in ports)
     assert {name: [int(port) for _, port, _ in ports] for name, ports in published.items()} == {
-        "coordinator": [7070, 7071, 9464, 9465],
+        "coordinator": [7070, 7071, 9464],
         "prometheus": [9090],
         "grafana": [3000],
     }

@@ -318,7 +318,7 @@ async def test_every_panel_and_every_alert_answers_while_a_fleet_trains(
         unanswered = expected_answers()
         assert len(unanswered) > 100
         jobs = [
-            plaintext_job("coordinator", client.bound.metrics_address),
+            plaintext_job("coordinator", client.bound.http_address),
             plaintext_job("wattfleet-agents", own_metrics),
         ]
         with scraping(jobs, tmp_path, [RULES]) as prometheus:
@@ -431,7 +431,7 @@ def test_an_agent(fleet: CertifiedFleet, viewer: Path, tmp_path: Path, monkeypat
 
 
 async def test_a_coordinator(config: CoordinatorSettings, fleet: CertifiedFleet, viewer: Path, tmp_path: Path) -> None:
-    settings = certified(config, fleet.authority.folder).with_values(server={"metrics_address": ANYWHERE})
+    settings = certified(config, fleet.authority.folder).with_values(server={"http_address": ANYWHERE})
 
     def scrape(port: int) -> None:
         job = on_this_machine(job_of_coordinator(), viewer, port)
@@ -439,4 +439,4 @@ async def test_a_coordinator(config: CoordinatorSettings, fleet: CertifiedFleet,
             require_scraped(prometheus, "coordinator", "wattfleet_exposed_plaintext_addresses", 0)
 
     async with serving(settings) as served:
-        await asyncio.to_thread(scrape, split_address(served.bound.metrics_address)[1])
+        await asyncio.to_thread(scrape, split_address(served.bound.http_address)[1])

@@ -40,14 +40,13 @@ class Desk:
         self._folder, self._parts = folder, parts
         self._lines: dict[str, str] = {}
         self._started: list[Path] = []
-        coordinator, enrolment, metrics, page, superlink, *supernodes = free_ports(7)
+        coordinator, enrolment, http, superlink, *supernodes = free_ports(6)
         self._environment = {
             **OFFLINE,
             "HOME": str(folder),
             "FLWR_HOME": str(folder / "flower"),
             "WATTFLEET_COORDINATOR_IDENTITY_ENROLMENT_ADDRESS": f"127.0.0.1:{enrolment}",
-            "WATTFLEET_COORDINATOR_SERVER_METRICS_ADDRESS": f"127.0.0.1:{metrics}",
-            "WATTFLEET_COORDINATOR_SERVER_PAGE_ADDRESS": f"127.0.0.1:{page}",
+            "WATTFLEET_COORDINATOR_SERVER_HTTP_ADDRESS": f"127.0.0.1:{http}",
         }
         self._here = {
             "laptop.local": "localhost",

@@ -172,7 +172,7 @@ def test_the_guide_leads_to_planned_rounds(short_folder: Path) -> None:
     app = short_folder / "my-app"
     shutil.copytree(ROOT / "examples/quickstart-sklearn/plain", app)
     with_the_lines_of_the_page(app)
-    coordinator, metrics, page, superlink, *supernodes = free_ports(8)
+    coordinator, http, superlink, *supernodes = free_ports(7)
     script = "\n".join(block.text for block in _BLOCKS["own app"])
     for there, here in {
         "18000": str(superlink),
@@ -189,8 +189,7 @@ def test_the_guide_leads_to_planned_rounds(short_folder: Path) -> None:
         "WATTFLEET_COORDINATOR": f"127.0.0.1:{coordinator}",
         "WATTFLEET_AGENT_SESSION_COORDINATOR": f"127.0.0.1:{coordinator}",
         "WATTFLEET_COORDINATOR_SERVER_ADDRESS": f"127.0.0.1:{coordinator}",
-        "WATTFLEET_COORDINATOR_SERVER_METRICS_ADDRESS": f"127.0.0.1:{metrics}",
-        "WATTFLEET_COORDINATOR_SERVER_PAGE_ADDRESS": f"127.0.0.1:{page}",
+        "WATTFLEET_COORDINATOR_SERVER_HTTP_ADDRESS": f"127.0.0.1:{http}",
     }
     done = subprocess.run(
         ["bash", "-ec", f"trap 'kill $(jobs -p)' EXIT\nports=({' '.join(map(str, supernodes))})\n{script}\nwait"],

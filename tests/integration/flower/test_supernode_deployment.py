@@ -232,7 +232,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         coordinator, superlink = f"{HOST}:{port}", f"localhost:{superlink_port}"
         made = Deployment(tmp_path, parts, coordinator, superlink, tmp_path / "logs" / "superlink.log")
         made.done("wattfleet", "coordinator", "init", "--identity", str(tmp_path / "wattfleet-identity"))
-        addresses = ["--address", coordinator, "--metrics-address", f"{HOST}:{metrics}"]
+        addresses = ["--address", coordinator, "--http-address", f"{HOST}:{metrics}"]
         store = ["--store", str(tmp_path / "store.db"), "--identity", str(tmp_path / "wattfleet-identity")]
         serve = [*addresses, *store, "--site-budget-w", "60", "--superlink-address", superlink]
         served = parts.start("coordinator", [program("wattfleet"), "coordinator", "serve", *serve], made.environment)

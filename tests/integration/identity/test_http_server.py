@@ -411,8 +411,7 @@ async def test_an_address_that_cannot_be_served_is_refused_with_what_to_do(app: 
 DESCRIPTORS = 128
 IDLE, HANDSHAKES, UNFINISHED, SLOW = 60, 40, 30, 10
 REQUESTS = {
-    "page": b"GET /static/uplot/uplot.min.js HTTP/1.1\r\nHost: x\r\n\r\n",
-    "metrics": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+    "coordinator": b"GET /static/uplot/uplot.min.js HTTP/1.1\r\nHost: x\r\n\r\n",
     "exporter": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
 }
 ATTACKS_WITHIN_S = 60.0
@@ -431,11 +430,9 @@ class Site:
 
     @property
     def ports(self) -> dict[str, int]:
-        addresses = self.coordinator.addresses
         agent_url = read_url(self.fleet.state(ATTACKED)) or ""
         return {
-            "page": split_address(addresses["page_address"])[1],
-            "metrics": split_address(addresses["metrics_address"])[1],
+            "coordinator": split_address(self.coordinator.addresses["http_address"])[1],
             "exporter": split_address(agent_url.removeprefix("https://").removesuffix("/metrics"))[1],
         }
 
@@ -490,7 +487,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     # Not `preexec_fn`: this process has threads of gRPC, which a fork would break.
     limited = ("sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh")
     options = ["--identity", str(fleet.authority), "--enrolment-address", "127.0.0.1:0", "--site-budget-w", "100"]
-    options += ["--page-address", ANYWHERE, "--metrics-address", ANYWHERE]
+    options += ["--http-address", ANYWHERE]
     coordinator = CoordinatorProcess(folder, folder / "coordinator.db", *options, wrapper=limited)
     asyncio.run(coordinator.start())
     agent = ForkedProcess(
@@ -529,13 +526,13 @@ def attacked(site: Site, server: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("server", ["page", "metrics", "exporter"])
+@pytest.mark.parametrize("server", ["coordinator", "exporter"])
 def test_agents_viewers_and_apps_are_served_during_an_attack(site: Site, server: str) -> None:
     uses: list[Callable[[], object]] = [
         site.connect_an_agent,
         site.connect_an_app,
-        lambda: site.get("page", "/"),
-        lambda: site.get("metrics"),
+        lambda: site.get("coordinator", "/"),
+        lambda: site.get("coordinator"),
         lambda: site.get("exporter"),
     ]
     with attacked(site, server):
@@ -576,9 +573,7 @@ def test_a_viewer_who_is_revoked_reads_nothing_more_over_open_connections(site: 
 
         shaken = {server: connection_to(port) for server, port in site.ports.items()}
         before = {server: connection_to(port) for server, port in site.ports.items()}
-        assert {server: status(each) for server, each in before.items()} == {
-            "page": 404, "metrics": 200, "exporter": 200,
-        }  # fmt: skip
+        assert {server: status(each) for server, each in before.items()} == {"coordinator": 200, "exporter": 200}
         site.ask_as_operator("RevokeCertificates", identity_pb2.RevokeCertificatesRequest(name_or_serial="prometheus"))
         until(lambda: status(connection_to(site.ports["exporter"])) == 403)  # the board hears of it within moments
         assert {status(each) for each in shaken.values()} == {403}
@@ -588,12 +583,12 @@ def test_a_viewer_who_is_revoked_reads_nothing_more_over_open_connections(site: 
 async def test_3000_unfinished_handshakes_take_little_memory(tmp_path: Path) -> None:
     fleet = FleetFolder(tmp_path, [])
     options = ["--identity", str(fleet.authority), "--enrolment-address", "127.0.0.1:0", "--site-budget-w", "100"]
-    coordinator = CoordinatorProcess(tmp_path, tmp_path / "coordinator.db", *options, "--page-address", ANYWHERE)
+    coordinator = CoordinatorProcess(tmp_path, tmp_path / "coordinator.db", *options, "--http-address", ANYWHERE)
     await coordinator.start()
     process = psutil.Process(coordinator.pid)
     before = process.memory_info().rss
     with ExitStack() as opened:
-        port = split_address(coordinator.addresses["page_address"])[1]
+        port = split_address(coordinator.addresses["http_address"])[1]
         for _ in range(3_000):
             [each] = connect(opened, port, 1)
             each.sendall(client_hello())

@@ -176,7 +176,7 @@ def _is_connected(session: Path) -> bool:
     return session.exists() and json.loads(session.read_text())["problem"] is None
 
 
-def _look_at_everything(fleet: Fleet, address: str, metrics_address: str) -> None:
+def _look_at_everything(fleet: Fleet, address: str, http_address: str) -> None:
     own_metrics = read_url(fleet.folder / "state")
     assert own_metrics is not None
     for words in (
@@ -193,7 +193,7 @@ def _look_at_everything(fleet: Fleet, address: str, metrics_address: str) -> Non
         fleet.operate(*words, address=address)
     fleet.run("agent", "status", "--state-dir", "state", "--json")
     fleet.run("agent", "doctor", *_AGENT[:2], "--state-dir", "state", "--json")
-    for url in (f"http://{metrics_address}/metrics", own_metrics):
+    for url in (f"http://{http_address}/metrics", own_metrics):
         with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:
             fleet.said.append((url, answer.read(), ""))
 
@@ -246,7 +246,7 @@ def test_no_secret_is_where_others_may_read_it(fleet: Fleet) -> None:
         fleet.run("coordinator", "init")
         _refuse_database(fleet)
         serve = ("coordinator", "serve", "--site-budget-w", "100", "--announce", "addresses.json", "--address")
-        more = ("--metrics-address", "127.0.0.1:0", "--reference-metadata", "metadata", "--store", "fleet.db")
+        more = ("--http-address", "127.0.0.1:0", "--reference-metadata", "metadata", "--store", "fleet.db")
         with fleet.running("coordinator", *serve, "127.0.0.1:0", *more) as coordinator_log:
             until(lambda: (folder / "addresses.json").exists(), _WITHIN_S)
             announced = json.loads((folder / "addresses.json").read_text())
@@ -257,7 +257,7 @@ def test_no_secret_is_where_others_may_read_it(fleet: Fleet) -> None:
             with fleet.running("agent", "agent", "run", *_AGENT, *own) as agent_log:
                 until(lambda: _is_connected(folder / "state" / "session.json"), _WITHIN_S)
                 _train(fleet, address)
-                _look_at_everything(fleet, address, announced["metrics_address"])
+                _look_at_everything(fleet, address, announced["http_address"])
                 _provoke(fleet, address)
                 until(lambda: b"revoked" in agent_log.read_bytes() + coordinator_log.read_bytes(), _WITHIN_S)
     keys = fleet.secrets.add_key_files(folder)

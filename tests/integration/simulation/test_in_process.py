@@ -133,7 +133,7 @@ def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
         trained = {a.device_id for one in run.rounds for a in one.plan.assignments}
         until(lambda: trained <= {each.device_id for each in fleet.view.devices() if _has_length(each)})
         devices = {device.device_id: device for device in fleet.view.devices()}
-        with urllib.request.urlopen(f"http://{fleet.addresses.metrics_address}/metrics") as response:
+        with urllib.request.urlopen(f"http://{fleet.addresses.http_address}/metrics") as response:
             samples = {
                 (sample.name, *sample.labels.values()): sample.value
                 for family in text_string_to_metric_families(response.read().decode())
