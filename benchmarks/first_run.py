@@ -43,7 +43,15 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.core.modes import Workload, WorkloadFacts
 from wattfleet.flower import PlanningError, PowerAware
-from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS, PlainFlower, Presets, TrainedBoards, TrueBoard, Way
+from wattfleet.simulation.baselines import (
+    PLAIN_FLOWER,
+    PRESETS,
+    BestPresets,
+    PlainFlower,
+    TrainedBoards,
+    TrueBoard,
+    Way,
+)
 from wattfleet.simulation.baselines import idle_w as true_idle_w
 from wattfleet.simulation.virtual_time import stretches
 
@@ -401,7 +409,7 @@ def baseline_runs(case: Case) -> list[Outcome]:
             board = SimulatedDevice(kind, seed)
             boards[f"{kind}-{seed:02}"] = TrueBoard(board, case.workload(run), length, true_idle_w(board))
         ways: dict[str, Way] = {
-            PRESETS: Presets(boards, case.budget_w, case.seed, LOCAL_EPOCHS, case.site.drawn),
+            PRESETS: BestPresets(boards, case.budget_w, case.seed, LOCAL_EPOCHS, case.site.drawn),
             PLAIN_FLOWER: PlainFlower(boards, case.budget_w, case.seed),
         }
         for name, way in ways.items():

@@ -48,7 +48,7 @@ from edge_agent.serving.duty_planning import DutyPlanning, InferenceMeasuring
 from edge_agent.serving.duty_service import DutyServicer
 from edge_agent.serving.inference import InferenceRows
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.grants import Grants
+from edge_agent.session.grants import GrantKeeper
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import LatestWelcome, WelcomeFile
 from edge_agent.settings import AgentSettings, DeviceSettings
@@ -381,7 +381,7 @@ class _Agent:
         outbox = Outbox(OutboxFile(folder / OUTBOX_FILE), settings.session)
         self._session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session)
         report_change = self._session.grants.on_change
-        self._session.grants = Grants(fleet.loop.time)
+        self._session.grants = GrantKeeper(fleet.loop.time)
         self._session.grants.on_change = report_change
         self.trainings = AppTrainings(device_id)
         turns, rows = DeviceTurns(fleet.loop.time), InferenceRows(folder)

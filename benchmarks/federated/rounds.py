@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.federated.boards import BASE_BATCH, Board, passes, with_batch
 from benchmarks.federated.jobs import LOCAL_EPOCHS, Job, Method
 from benchmarks.federated.learning import Federation, LocalWork
-from edge_agent.training.training import TrainingWatch
+from edge_agent.training.training import TrainingRunner
 from wattfleet.core.choosing import BatchEfficiency
 from wattfleet.core.modes import PowerMode, Workload, modes_to_array
 from wattfleet.core.planning import History, Participation
@@ -78,7 +78,7 @@ class Station:
     def __init__(self, member: Member, noise: str, efficiency: BatchEfficiency) -> None:
         self._board = member.board.restarted(zlib.crc32(f"{noise}/{member.device_id}".encode()))
         self._minibatches, self._efficiency = member.minibatches, efficiency
-        self._watch = TrainingWatch(self._board, member.parked)
+        self._watch = TrainingRunner(self._board, member.parked)
         self._true_w: dict[tuple[PowerMode, int], float] = {}
 
     def train(self, job: Job) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.round_overhead.timeline import Seen
-from wattfleet.simulation.flower import FlowerDeployment, Node, Parts
+from wattfleet.simulation.flower import FlowerDeployment, Parts, SuperNodeConfig
 
 _APP = Path(__file__).parent / "app"
 _ROUND_WITHIN_S = 60.0
@@ -44,7 +44,7 @@ def run_rounds(
     """
     scratch.mkdir(parents=True)
     result = scratch / "rounds.jsonl"
-    nodes = [Node(f"node-{index}", index, scratch / "no-agent.sock") for index in range(devices)]
+    nodes = [SuperNodeConfig(f"node-{index}", index, scratch / "no-agent.sock") for index in range(devices)]
     with Parts(scratch / "logs") as parts:
         deployment = FlowerDeployment(parts, scratch / "home", nodes, setup.supernode)
         deployment.start()

@@ -42,7 +42,7 @@ from wattfleet.core.errors import InvalidInputError
 _LONGEST_REASON = 200
 
 
-class RequestFailedError(Exception):
+class QueryFailedError(Exception):
     """A request was not answered; the text says why."""
 
 
@@ -134,15 +134,15 @@ async def get(url: str, parameters: Mapping[str, str], deadline_s: float, max_by
         names: looks up the host.
 
     Raises:
-        RequestFailedError: there is no answer.
+        QueryFailedError: there is no answer.
         OversizedAnswerError: the answer exceeds the limit.
     """
     try:
         return await with_timeout(deadline_s, _get(httpx.URL(url), parameters, deadline_s, max_bytes, names))
     except asyncio.TimeoutError:
-        raise RequestFailedError(f"did not answer within {deadline_s:g} s") from None
+        raise QueryFailedError(f"did not answer within {deadline_s:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
-        raise RequestFailedError(f"cannot be reached: {_reason(error)[:_LONGEST_REASON]}") from None
+        raise QueryFailedError(f"cannot be reached: {_reason(error)[:_LONGEST_REASON]}") from None
 
 
 async def _get(
@@ -267,7 +267,7 @@ async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0, names: NameLoo
     url = f"{budget.url.rstrip('/')}/api/v1/query"
     try:
         answer = await get(url, parameters, timeout_s, _MAX_ANSWER_BYTES, names or NameLookups())
-    except RequestFailedError as error:
+    except QueryFailedError as error:
         raise SourceFailedError(f"{budget.url} {error}") from None
     except OversizedAnswerError:
         raise UnusableReadingError(f"{budget.query!r} returns more than 1 MiB: does it select many series?") from None

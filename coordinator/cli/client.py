@@ -39,7 +39,7 @@ class RequestFailedError(WattfleetError):
     """The coordinator could not carry out a request."""
 
 
-class RequestRefusedError(InvalidInputError):
+class InvalidRequestError(InvalidInputError):
     """The coordinator refused a request as invalid."""
 
 
@@ -80,7 +80,7 @@ class CoordinatorClient:
 
         Raises:
             CoordinatorUnreachableError: nothing answers.
-            RequestRefusedError: the request is invalid.
+            InvalidRequestError: the request is invalid.
             RequestFailedError: the coordinator failed, or cannot carry out the request now.
         """
         with self._errors():
@@ -150,13 +150,13 @@ class CoordinatorClient:
         """One round of a run with all values of its devices.
 
         Raises:
-            RequestRefusedError: the run has no such round.
+            InvalidRequestError: the run has no such round.
             WattfleetError: as for `operate`.
         """
         request = view_pb2.StreamRoundsRequest(run_id=run_id, with_times=True, round=number)
         found: view_pb2.RoundView | None = next(iter(self._streamed(self._view.StreamRounds, request)), None)
         if found is None:
-            raise RequestRefusedError(f"run {run_id} has no round {number}")
+            raise InvalidRequestError(f"run {run_id} has no round {number}")
         return found
 
     def deleted_runs(self, run_ids: Iterable[str], end: bool) -> Iterator[str]:
@@ -191,7 +191,7 @@ class CoordinatorClient:
             return RequestFailedError(f"the coordinator at {self._address} is older than this command: update it")
         if code is grpc.StatusCode.PERMISSION_DENIED and self._origin:
             details += f" (the coordinator at {self._address}{self._origin})"
-        kind = RequestRefusedError if code in _INVALID_REQUEST else RequestFailedError
+        kind = InvalidRequestError if code in _INVALID_REQUEST else RequestFailedError
         return kind(details or code.name)
 
     def _is_reachable(self) -> bool:

@@ -17,7 +17,7 @@ from coordinator.repository.repository import FleetRepository
 from coordinator.services.event_log import EventLog
 from coordinator.settings import SessionSettings, SiteSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.measuring import Kind, SharedModes
+from coordinator.state.measuring import LearningKind, SharedModes
 from coordinator.state.records import DeviceRecord, RoundRecord, run_of
 from coordinator.state.rounds.grants import Grant
 from wattfleet.common.tasks import background_task, stop_tasks
@@ -125,9 +125,9 @@ class Orders:
         self._max_workloads = max_workloads
         self._shared = shared or SharedModes(0)
         self._share_after_s = share_after_s
-        self._to_share: set[tuple[Kind, str]] = set()
+        self._to_share: set[tuple[LearningKind, str]] = set()
         # By kind, for devices that share no modes themselves: the number of changes, and the announcement after them.
-        self._announcements: dict[Kind, tuple[int, Sequence[Workload], session_pb2.SessionResponse]] = {}
+        self._announcements: dict[LearningKind, tuple[int, Sequence[Workload], session_pb2.SessionResponse]] = {}
         self._sharing: asyncio.Task[None] | None = None
         self._streams: dict[str, ResponseStream] = {}
         # Devices that wait for an announcement, with the method that sends it.
@@ -186,7 +186,7 @@ class Orders:
             return  # the device reports its modes again once the workload is announced
         if self._fleet.agents.claims.exclusion_reason(device, workload) is not None:
             measured = ()
-        kind = Kind(device.board, device.provenance)
+        kind = LearningKind(device.board, device.provenance)
         if self._shared.report(device.device_id, kind, workload, measured):
             self._to_share.add((kind, workload))
             if self._sharing is None or self._sharing.done():
@@ -200,7 +200,7 @@ class Orders:
             self._shared.keep(live)
             self._announce_soon(each for each in self._streams if self._may_learn(each, shared, live))
 
-    def _may_learn(self, device_id: str, shared: Collection[tuple[Kind, str]], live: Collection[str]) -> bool:
+    def _may_learn(self, device_id: str, shared: Collection[tuple[LearningKind, str]], live: Collection[str]) -> bool:
         """Whether a device has measured fewer modes of a live workload than it can now learn from others."""
         device = self._fleet.agents.devices.get(device_id)
         if device is None:
@@ -269,7 +269,7 @@ class Orders:
         device = self._fleet.agents.devices.get(device_id)
         if device is None:
             return session_pb2.SessionResponse(announced=_announced(workloads))
-        kind = Kind(device.board, device.provenance)
+        kind = LearningKind(device.board, device.provenance)
         if self._shared.is_kept(device_id, kind):
             return self._with_measured(device_id, kind, workloads)
         # Thousands of devices of a kind receive the same message.
@@ -279,7 +279,9 @@ class Orders:
             self._announcements[kind] = self._shared.changes, workloads, response
         return response
 
-    def _with_measured(self, device_id: str, kind: Kind, workloads: Sequence[Workload]) -> session_pb2.SessionResponse:
+    def _with_measured(
+        self, device_id: str, kind: LearningKind, workloads: Sequence[Workload]
+    ) -> session_pb2.SessionResponse:
         measured = [
             session_pb2.MeasuredUnit(
                 workload=workload.name, modes=map(measured_to_message, unit.measured), board=unit.board

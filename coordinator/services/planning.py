@@ -21,7 +21,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.measuring import MeasuringPlan
 from coordinator.state.names import default_run_name, require_metrics, require_name
-from coordinator.state.preview import NodePrediction, Preview, RoundPreview, WhatIf, predict_nodes
+from coordinator.state.preview import NodePreview, Preview, RoundPreview, WhatIf, predict_nodes
 from coordinator.state.records import DeviceResult, RoundRecord, RunRecord, plan_id_of, run_of
 from coordinator.state.rounds.ledger import RoundRequest, reported
 from wattfleet.common.clock import utc_now
@@ -285,7 +285,7 @@ class RoundPlanning:
             self._deleting.add(run_id)
             return True
 
-    async def predict(self, run_id: str, node_ids: Sequence[int], epochs: float) -> list[NodePrediction]:
+    async def predict(self, run_id: str, node_ids: Sequence[int], epochs: float) -> list[NodePreview]:
         """Predict the next round of a run on each node.
 
         Raises:

@@ -16,7 +16,7 @@ from coordinator.repository.repository import FleetRepository
 from coordinator.services.event_log import EventLog, StateTimes
 from coordinator.services.request_limits import stated_since
 from coordinator.state.names import abbreviate
-from coordinator.state.preview import KnownWorkload, known_workloads
+from coordinator.state.preview import FleetWorkload, known_workloads
 from coordinator.state.records import (
     MAX_EVENTS,
     DeviceRecord,
@@ -379,7 +379,7 @@ def _run_view(run: RunRecord, times: Times) -> view_pb2.RunView:
     )
 
 
-def _workload_view(known: KnownWorkload, times: Mapping[str, Times]) -> view_pb2.WorkloadView:
+def _workload_view(known: FleetWorkload, times: Mapping[str, Times]) -> view_pb2.WorkloadView:
     began = [times[run_id].first_unix_s for run_id in known.run_ids if run_id in times]
     return view_pb2.WorkloadView(
         workload=workload_to_message(known.workload),

@@ -25,7 +25,7 @@ _MOST_GROUPS = 256
 Measured = tuple[Measurement, ...]
 
 
-class Kind(NamedTuple):
+class LearningKind(NamedTuple):
     """The properties that devices must share to learn from each other.
 
     Attributes:
@@ -53,9 +53,9 @@ class SharedModes:
     def __init__(self, most: int) -> None:
         self.most = most
         self.changes = 0
-        self._groups: dict[tuple[Kind, str], dict[str, Measured]] = {}
+        self._groups: dict[tuple[LearningKind, str], dict[str, Measured]] = {}
 
-    def report(self, device_id: str, kind: Kind, workload: str, measured: Measured) -> bool:
+    def report(self, device_id: str, kind: LearningKind, workload: str, measured: Measured) -> bool:
         """Record a device's measurements of a workload so far.
 
         Returns:
@@ -84,11 +84,11 @@ class SharedModes:
             del self._groups[group]
         self.changes += bool(gone)
 
-    def is_kept(self, device_id: str, kind: Kind) -> bool:
+    def is_kept(self, device_id: str, kind: LearningKind) -> bool:
         """Whether modes of a device are kept."""
         return any(device_id in units for (of, _), units in self._groups.items() if of == kind)
 
-    def of_others(self, device_id: str, kind: Kind, workload: str) -> Sequence[MeasuredUnit]:
+    def of_others(self, device_id: str, kind: LearningKind, workload: str) -> Sequence[MeasuredUnit]:
         """The measurements of a workload by a few other devices of the kind, and by one of each of a few other kinds.
 
         Those with the most modes come first.

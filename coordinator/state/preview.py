@@ -22,7 +22,7 @@ from wattfleet_proto.device_state import DeviceState
 
 
 @dataclass(frozen=True)
-class NodePrediction:
+class NodePreview:
     """The prediction for one node.
 
     Attributes:
@@ -38,7 +38,7 @@ class NodePrediction:
     reason: str = ""
 
 
-def predict_nodes(fleet: Fleet, run_id: str, node_ids: Sequence[int], epochs: float) -> list[NodePrediction]:
+def predict_nodes(fleet: Fleet, run_id: str, node_ids: Sequence[int], epochs: float) -> list[NodePreview]:
     """Predict a run's next round on each node, as if that node alone was selected; nothing is reserved.
 
     Args:
@@ -74,13 +74,13 @@ def predict_nodes(fleet: Fleet, run_id: str, node_ids: Sequence[int], epochs: fl
             return f"over its own limit of {offers[device_id].limit_w:g} W: no mode needs as little"
         return ""
 
-    def prediction(node: int, device_id: str) -> NodePrediction:
+    def prediction(node: int, device_id: str) -> NodePreview:
         if not device_id:
-            return NodePrediction(node, reason="no device is bound to the node yet")
+            return NodePreview(node, reason="no device is bound to the node yet")
         if device_id not in devices:
-            return NodePrediction(node, device_id, reason="its agent never connected: is it running?")
+            return NodePreview(node, device_id, reason="its agent never connected: is it running?")
         unpaired = fleet.flower.pairings.problems.get(node) or paired.unpaired.get(device_id)
-        return NodePrediction(node, device_id, assignments.get(device_id), unpaired or reason(devices[device_id]))
+        return NodePreview(node, device_id, assignments.get(device_id), unpaired or reason(devices[device_id]))
 
     return [prediction(node, device_id) for node, device_id in bound.items()]
 
@@ -90,7 +90,7 @@ def predict_nodes(fleet: Fleet, run_id: str, node_ids: Sequence[int], epochs: fl
 
 
 @dataclass
-class KnownWorkload:
+class FleetWorkload:
     """One workload.
 
     Attributes:
@@ -108,18 +108,18 @@ class KnownWorkload:
     live_run_ids: list[str] = field(default_factory=list)
 
 
-def known_workloads(fleet: Fleet) -> list[KnownWorkload]:
+def known_workloads(fleet: Fleet) -> list[FleetWorkload]:
     """The workloads of all runs and of all fronts, by name."""
-    found: dict[str, KnownWorkload] = {}
+    found: dict[str, FleetWorkload] = {}
     for run in fleet.flower.runs.values():
-        known = found.setdefault(run.workload.name, KnownWorkload(run.workload))
+        known = found.setdefault(run.workload.name, FleetWorkload(run.workload))
         known.workload = run.workload
         known.run_ids.append(run.run_id)
         if not run.finished:
             known.live_run_ids.append(run.run_id)
     for device in fleet.agents.devices.values():
         for each in device.fronts:
-            known = found.setdefault(each.name, KnownWorkload(each.workload))
+            known = found.setdefault(each.name, FleetWorkload(each.workload))
             known.device_count += 1
             if each.profiled_modes:
                 known.profiled_modes.append(each.profiled_modes)

@@ -36,7 +36,7 @@ from wattfleet.core.modes import LARGEST_COUNT
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
     from edge_agent.learning.manual_profile import ManualProfile
-    from edge_agent.learning.profiling_plan import Progress
+    from edge_agent.learning.profiling_plan import ProfilingProgress
     from edge_agent.learning.refit import Refit
     from edge_agent.profiling.stored_profile import MeasuredProfile
     from wattfleet.core.choosing import BoardFigures
@@ -325,7 +325,7 @@ class _Measured:
 
 
 @contextmanager
-def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Callable[[Progress], None]]]:
+def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Callable[[ProfilingProgress], None]]]:
     """Show a progress bar with an upper bound on the time left; without a terminal, one line per mode."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -352,7 +352,7 @@ def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Cal
                 console.print(f"{count_of(already, 'mode')} already measured")
             bar.reset(task, total=limit, completed=already)
 
-        def report(progress: Progress) -> None:
+        def report(progress: ProfilingProgress) -> None:
             measured.modes = progress.done
             bar.update(task, completed=progress.done, description=progress.detail)
             if not console.is_terminal:

@@ -11,7 +11,7 @@ from edge_agent.devices.device import Device
 from edge_agent.devices.meters import power_now_mw
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import most_modes
-from edge_agent.learning.profiling_plan import Progress, profile_device
+from edge_agent.learning.profiling_plan import ProfilingProgress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
 from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, ModeRecord, require_same_device
@@ -104,7 +104,7 @@ def profile_manually(
     reference: Artefact,
     state_directory: Path,
     begun: Callable[[int, int], None],
-    report: Callable[[Progress], None],
+    report: Callable[[ProfilingProgress], None],
 ) -> ManualProfile:
     """Measure modes, fit the device's predictor to them, and store it.
 

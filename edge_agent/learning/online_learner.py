@@ -14,8 +14,8 @@ import numpy as np
 from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Beside, Fitted, FittedModes, Fitting, Mask, OpenFittingTo, alone
 from edge_agent.learning.fitting_process import FittingFailedError
-from edge_agent.learning.profiling_plan import BATCH, Progress, profile_device
-from edge_agent.profiling.journal import Journal, Renewal, RoundRecord, require_above_zero
+from edge_agent.learning.profiling_plan import BATCH, ProfilingProgress, profile_device
+from edge_agent.profiling.journal import Journal, JournalledRound, Renewal, require_above_zero
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.mode_measurement import DEFAULT_SETTINGS, ExcludedModes, measuring_s
 from edge_agent.profiling.profiled_workload import StoppedError
@@ -156,21 +156,21 @@ class OfferedBatches:
     """
 
     def __init__(self, options: BatchOptions | None) -> None:
-        self._announced = options
+        self._options = options
         self._are_ignored = False
 
     @property
-    def offered(self) -> BatchOptions | None:
+    def options(self) -> BatchOptions | None:
         """The batch sizes that a plan may choose; None if the app ignores the choice."""
-        return None if self._are_ignored else self._announced
+        return None if self._are_ignored else self._options
 
-    def announced(self, options: BatchOptions | None) -> None:
+    def announce(self, options: BatchOptions | None) -> None:
         """Store the batch sizes that the coordinator announced.
 
         If they have changed, they are tried with the app again.
         """
-        if options != self._announced:
-            self._announced, self._are_ignored = options, False
+        if options != self._options:
+            self._options, self._are_ignored = options, False
 
     def loader_seen(self, known: KnownWorkload, batch: int | None, takes_planned_batch: bool) -> None:
         """Note whether an app trains with the batch size chosen by its plan.
@@ -384,7 +384,7 @@ class OnlineLearner:
                 told = facts  # a virtual board simulates its own minibatches
             self._batches.loader_seen(self.known, batch, takes_planned_batch)
             return self._take_known(
-                self.known.completed(told, minibatches_per_epoch).with_batches(self._batches.offered)
+                self.known.completed(told, minibatches_per_epoch).with_batches(self._batches.options)
             )
 
     def trains_with(self, batch: int) -> None:
@@ -415,9 +415,9 @@ class OnlineLearner:
             InvalidInputError: the workload is of another task.
         """
         with self._state:
-            self._batches.announced(workload.batches)
+            self._batches.announce(workload.batches)
             known = self.known.completed(workload.completed(self.known.workload.facts).facts)
-            self._take_known(known.with_batches(self._batches.offered))
+            self._take_known(known.with_batches(self._batches.options))
 
     def _take_known(self, known: KnownWorkload) -> bool:
         """Store what is now known of the workload; return whether its minibatches differ from those before."""
@@ -459,7 +459,7 @@ class OnlineLearner:
                 "the app has reported no data loader with a length (`len(loader)`), so whole trainings are learned from"
             )
         first_s = observed.first_minibatch_s
-        record = RoundRecord(
+        record = JournalledRound(
             observed.mode,
             observed.epoch_s * 1e3 / self.minibatches_per_epoch,
             observed.power_w * 1e3,
@@ -476,7 +476,7 @@ class OnlineLearner:
             self._residuals.clear()
         return reason
 
-    def reprofile(self, report: Callable[[Progress], None]) -> None:
+    def reprofile(self, report: Callable[[ProfilingProgress], None]) -> None:
         """Measure as many modes as the last renewal allows, and fit the predictor only to these.
 
         If only the app can train the workload, fit it to the remaining records; modes are then measured during rounds.
@@ -493,7 +493,7 @@ class OnlineLearner:
             self.profile_ahead(self._limit, report)
 
     def profile_ahead(
-        self, modes: int, report: Callable[[Progress], None], open_steps: OpenSteps | None = None
+        self, modes: int, report: Callable[[ProfilingProgress], None], open_steps: OpenSteps | None = None
     ) -> None:
         """Measure modes now, with a workload that trains by itself.
 

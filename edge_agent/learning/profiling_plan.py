@@ -87,7 +87,7 @@ BATCH = 3
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProfilingProgress:
     """The progress of a profile.
 
     Attributes:
@@ -108,7 +108,7 @@ def profile_device(
     fitting: Fitting,
     limit: int,
     seed: int,
-    report: Callable[[Progress], None],
+    report: Callable[[ProfilingProgress], None],
     tolerance: float = SamplingSettings.tolerance,
     method: ProfilingMethod = ProfilingMethod.TRANSFER,
     budgets_mw: Sequence[float] = (),
@@ -162,7 +162,7 @@ def profile_device(
         while step is not None and len(chosen):
             with closing(profiler.profile(array_to_modes(chosen), step, journal)) as records:
                 for record in records:
-                    report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
+                    report(ProfilingProgress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
             chosen = choose()
     return fitting.fit(measured(), len(journal.records))
 

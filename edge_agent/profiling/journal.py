@@ -130,7 +130,7 @@ class Discarded:
 
 
 @dataclass(frozen=True)
-class RoundRecord:
+class JournalledRound:
     """Time and power of a mode observed in a round.
 
     Attributes:
@@ -195,12 +195,12 @@ class MethodRecord:
             raise InvalidInputError(f"the method must be one of {', '.join(known)}, not {self.method!r}")
 
 
-Record = ModeRecord | Discarded | RoundRecord | Renewal | MethodRecord
+Record = ModeRecord | Discarded | JournalledRound | Renewal | MethodRecord
 
 # A line without a kind is a ModeRecord.
 _KINDS: Mapping[str, type[Record]] = {
     "discarded": Discarded,
-    "round": RoundRecord,
+    "round": JournalledRound,
     "renewal": Renewal,
     "method": MethodRecord,
 }
@@ -416,7 +416,7 @@ class Journal:
 
         If any record states its batch, or the current batch differs, all measurements state their batch.
         """
-        entries = [entry for entry in self._current if isinstance(entry, (ModeRecord, RoundRecord))]
+        entries = [entry for entry in self._current if isinstance(entry, (ModeRecord, JournalledRound))]
         known = {(entry.mode, entry.batch or self.header.minibatch): entry.measurement for entry in entries}
         if self.batch == self.header.minibatch and all(entry.batch is None for entry in entries):
             return tuple(known.values())
@@ -428,7 +428,7 @@ class Journal:
         first_ms = {
             entry.mode: entry.first_minibatch_ms
             for entry in self._current
-            if isinstance(entry, ModeRecord | RoundRecord) and entry.first_minibatch_ms is not None
+            if isinstance(entry, ModeRecord | JournalledRound) and entry.first_minibatch_ms is not None
         }
         return first_minibatch_gcycles(modes_to_array(first_ms), np.array(list(first_ms.values())))
 
@@ -443,7 +443,7 @@ class Journal:
         Raises:
             JournalError: the record could not be written; the journal is unchanged.
         """
-        if isinstance(record, ModeRecord | RoundRecord) and self.batch != self.header.minibatch:
+        if isinstance(record, ModeRecord | JournalledRound) and self.batch != self.header.minibatch:
             record = replace(record, batch=record.batch or self.batch)
         self._append(to_line(record))
         self._entries.append(record)

@@ -46,7 +46,7 @@ from edge_agent.serving.serving_board import (
     require_simulated,
     simulated_duty,
 )
-from edge_agent.serving.turns import Kind
+from edge_agent.serving.turns import TurnPurpose
 from edge_agent.session.certificate_keeper import CertificateKeeper, RevokedCertificates, connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
@@ -228,7 +228,7 @@ async def _run_with_device(
     board = DutyDevice(device, turns) if serving is None else serving
     planning = DutyPlanning(turns, rows, device.modes)
     turns.judge, turns.plan_batching = planning.judge, planning.batching
-    planning.keep = partial(keep_duty_in_process, lambda: turns.measuring_ends.is_set())
+    planning.keep = partial(keep_duty_in_process, lambda: turns.measuring_has_ended)
     endpoint = settings.endpoint()
     if endpoint.warning is not None:
         _log.warning("%s", endpoint.warning)
@@ -258,7 +258,7 @@ async def _run_with_device(
     sampler = BoardSampler(device)
     session.board_sample = lambda: sampler.latest
     if device.built_in_workload() is None:
-        profiled = profiled.in_turns(partial(turns.from_thread, Kind.MINIBATCH))
+        profiled = profiled.in_turns(partial(turns.from_thread, TurnPurpose.MINIBATCH))
     servicer = DutyServicer(device, turns, duty_file, rows)
     # On a virtual clock, no time passes while a server answers a batch.
     modes = 0 if isinstance(device.clock, VirtualClock) else settings.profile.inference_modes

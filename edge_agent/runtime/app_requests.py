@@ -16,7 +16,7 @@ from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.profiling.journal import JournalError
 from edge_agent.runtime.peer_credentials import PeerNotAllowedError
 from edge_agent.serving.duty_service import TooManyAppsError
-from edge_agent.session.grants import Grant, Grants, NoGrantError
+from edge_agent.session.grants import AgentGrant, GrantKeeper, NoGrantError
 from edge_agent.training.training import PowerNotReadError
 from edge_agent.workloads.loading import StepTimes
 from wattfleet.common.tasks import run_uncancelled, stop_tasks
@@ -147,10 +147,10 @@ class Pause:
 async def until_finish(
     requests: AsyncIterator[local_pb2.TrainRequest],
     answers: AppAnswers,
-    grants: Grants,
+    grants: GrantKeeper,
     pause: Pause,
     stop_timeout_s: float,
-) -> AsyncGenerator[local_pb2.TrainRequest | Grant | PauseEnded | str, None]:
+) -> AsyncGenerator[local_pb2.TrainRequest | AgentGrant | PauseEnded | str, None]:
     """Yield an app's requests up to its Finish, and the changes of its training meanwhile, one at a time.
 
     A yielded grant replaces the training's grant. A yielded text is the reason why the training has to stop; it comes
@@ -174,7 +174,7 @@ async def until_finish(
 
     requested = asyncio.ensure_future(next_request())
     stop_by_s: float | None = None
-    changed: asyncio.Future[Grant | str] | None = asyncio.ensure_future(grants.next_change())
+    changed: asyncio.Future[AgentGrant | str] | None = asyncio.ensure_future(grants.next_change())
     try:
         while True:
             working = pause.work
@@ -189,7 +189,7 @@ async def until_finish(
                 change = changed.result()
                 changed = None
                 yield change
-                if isinstance(change, Grant):
+                if isinstance(change, AgentGrant):
                     changed = asyncio.ensure_future(grants.next_change())
                 else:
                     stop_by_s = time.monotonic() + stop_timeout_s

@@ -25,7 +25,7 @@ from edge_agent.runtime.readiness import Readiness
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_service import TooManyAppsError
-from edge_agent.serving.turns import Kind
+from edge_agent.serving.turns import TurnPurpose
 from edge_agent.session.coordinator_session import Announced, CoordinatorRequests, ProfileOrder
 from edge_agent.settings import WorkloadSettings
 from edge_agent.workloads.loading import OpenSteps
@@ -175,7 +175,7 @@ class RequestedWork:
             return built_in_workload(built_in)
         batch = learner.known.workload.facts.batch or BASE_BATCH
         steps: OpenSteps = workload_steps(order.synthetic, batch, self._settings.processor)
-        in_turns = partial(self._turns.from_thread, Kind.MINIBATCH)
+        in_turns = partial(self._turns.from_thread, TurnPurpose.MINIBATCH)
         return ProfiledWorkload(steps, (order.synthetic, batch)).in_turns(in_turns)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from edge_agent.devices.device import Device
-from edge_agent.learning.profiling_plan import Progress
+from edge_agent.learning.profiling_plan import ProfilingProgress
 from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import REFERENCES_DIRECTORY, TRUST_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
@@ -32,7 +32,7 @@ from edge_agent.session.references import (
 )
 from edge_agent.session.status import LatestWelcome, references_of
 from edge_agent.settings import AgentSettings
-from edge_agent.training.training import TrainingWatch
+from edge_agent.training.training import TrainingRunner
 from wattfleet.common.console import plain_text
 from wattfleet.common.tasks import Backoff, background_task, run_uncancelled, stop_tasks
 from wattfleet.core.errors import CorruptReferenceError, WattfleetError
@@ -116,7 +116,7 @@ class DeviceService:
         welcome = await self._welcome.first(self._session.attempted)
         while True:
             changed = asyncio.create_task(self._changed_from(welcome), name="changed welcome")
-            stopping = self._turns.measuring_ends = threading.Event()
+            stopping = self._turns.begin_measuring()
             try:
                 ready = await _run_unless_done(changed, self._prepare_with_retries(welcome, stopping))
                 if ready is not None:
@@ -165,10 +165,10 @@ class DeviceService:
         remove_old_references(self._cache, [each.digest for each in references])
         loop = asyncio.get_running_loop()
 
-        def show(progress: Progress) -> None:
+        def show(progress: ProfilingProgress) -> None:
             self.reporter.report(self.reporter.decide(ModeMeasured(progress.detail, progress.total)), progress.done)
 
-        def report(progress: Progress) -> None:
+        def report(progress: ProfilingProgress) -> None:
             if stopping.is_set():
                 raise StoppedError
             loop.call_soon_threadsafe(show, progress)
@@ -213,7 +213,7 @@ class DeviceService:
                 else:
                     self._duty.trains(learner.trained_alone, power_limit_w)
 
-            watch = TrainingWatch(self._device, ready.parked, self._resting, lambda: self._turns.sharing, granted)
+            watch = TrainingRunner(self._device, ready.parked, self._resting, lambda: self._turns.sharing, granted)
             supervisor = RecoverySupervisor(
                 watch, self._session, self.reporter, workloads, ready.due_fronts, self._settings.recovery
             )

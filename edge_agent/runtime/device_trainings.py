@@ -37,9 +37,9 @@ from edge_agent.runtime.states import (
     TrainingRejected,
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.grants import Grant
+from edge_agent.session.grants import AgentGrant
 from edge_agent.settings import SessionSettings
-from edge_agent.training.training import PowerNotReadError, TrainingWatch
+from edge_agent.training.training import PowerNotReadError, TrainingRunner
 from wattfleet.common.tasks import background_task, run_uncancelled, shield_until_done
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.modes import PowerMode
@@ -114,7 +114,7 @@ class GrantedTraining:
     """
 
     def __init__(
-        self, watch: TrainingWatch, learner: OnlineLearner, grant: Grant, mode: PowerMode, epochs: float
+        self, watch: TrainingRunner, learner: OnlineLearner, grant: AgentGrant, mode: PowerMode, epochs: float
     ) -> None:
         """Apply a mode and start to observe the training, unless the mode differs from the granted one.
 
@@ -199,7 +199,7 @@ class GrantedTraining:
         self._watch.loader_handled(app_has_finished)
         return stop_reason
 
-    def continue_under(self, grant: Grant) -> str | None:
+    def continue_under(self, grant: AgentGrant) -> str | None:
         """Continue under another grant, in its mode or in a lower one that keeps within it, as in `keep_within_grant`.
 
         A training that is already stopping ignores the grant.
@@ -306,7 +306,7 @@ class DeviceTrainings:
     def __init__(
         self,
         device_id: str,
-        watch: TrainingWatch,
+        watch: TrainingRunner,
         session: CoordinatorSession,
         workloads: Workloads,
         supervisor: RecoverySupervisor,
@@ -375,7 +375,7 @@ class DeviceTrainings:
                 changes = until_finish(request_iterator, answers, self._session.grants, pause, self._stop_timeout_s)
                 async with aclosing(changes) as events:
                     async for event in events:
-                        if isinstance(event, Grant):
+                        if isinstance(event, AgentGrant):
                             await self._continue(training, event)
                         elif isinstance(event, str):
                             await self._stop(training, event)
@@ -420,7 +420,7 @@ class DeviceTrainings:
             _log.warning("the coordinator has not acknowledged the observation of %s yet", start.plan_id)
         answers.put(local_pb2.TrainResponse(finished=finished))
 
-    def _begin(self, grant: Grant, epochs: float) -> GrantedTraining:
+    def _begin(self, grant: AgentGrant, epochs: float) -> GrantedTraining:
         """Apply the mode of a grant and start to observe the training.
 
         Raises:
@@ -462,7 +462,7 @@ class DeviceTrainings:
         if reason is not None:
             await self._session.grants.stop(reason)
 
-    async def _continue(self, training: GrantedTraining, grant: Grant) -> None:
+    async def _continue(self, training: GrantedTraining, grant: AgentGrant) -> None:
         """Continue the training under another grant.
 
         Raises:
@@ -511,7 +511,7 @@ class DeviceTrainings:
         return await shield_until_done(self._watch.minibatches_ended, times, report.paused, report.is_pass_over)
 
     async def _finished(
-        self, assignment: RoundAssignment, grant: Grant, finish: local_pb2.FinishTraining
+        self, assignment: RoundAssignment, grant: AgentGrant, finish: local_pb2.FinishTraining
     ) -> tuple[local_pb2.TrainingFinished, Observed | None]:
         """End the training and report the observation.
 

@@ -14,7 +14,7 @@ from edge_agent.devices.sysfs import presets_of
 from edge_agent.learning.fitting import Fitting, InferenceFitting, NoFrontError, alone
 from edge_agent.learning.fitting_process import fitting_process
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
-from edge_agent.learning.profiling_plan import Progress, profile_device
+from edge_agent.learning.profiling_plan import ProfilingProgress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, usable_references
 from edge_agent.learning.workloads import Units, Workloads
 from edge_agent.paths import PROFILE_FILE
@@ -176,7 +176,7 @@ def prepare_device(
     profiled: ProfiledWorkload,
     references: Sequence[Artefact],
     profile_modes: int,
-    report: Callable[[Progress], None],
+    report: Callable[[ProfilingProgress], None],
     stopping: threading.Event,
     share_modes: int = 0,
     removed: Callable[[str], None] = lambda name: None,
@@ -266,7 +266,11 @@ class _Opener:
     duty: DutyPlanning | None
 
     def open(
-        self, known: KnownWorkload, open_steps: OpenSteps | None, ahead: int, report: Callable[[Progress], None]
+        self,
+        known: KnownWorkload,
+        open_steps: OpenSteps | None,
+        ahead: int,
+        report: Callable[[ProfilingProgress], None],
     ) -> OnlineLearner:
         device, profile, seed = self.device, self.settings.profile, self.settings.device.seed
         steps = None

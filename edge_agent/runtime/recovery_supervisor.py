@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from edge_agent.learning.profiling_plan import Progress
+from edge_agent.learning.profiling_plan import ProfilingProgress
 from edge_agent.learning.workloads import Workloads
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.runtime.states import (
     Action,
-    Decision,
+    Consequences,
     DeviceFailed,
     DeviceRecovered,
     Event,
@@ -22,7 +22,7 @@ from edge_agent.runtime.states import (
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.settings import RecoverySettings
-from edge_agent.training.training import TrainingWatch
+from edge_agent.training.training import TrainingRunner
 from wattfleet.common.tasks import background_task, run_uncancelled, shield_until_done, stop_tasks
 from wattfleet.core.errors import WattfleetError
 from wattfleet_proto.device_state import DeviceState
@@ -51,7 +51,7 @@ class RecoverySupervisor:
 
     def __init__(
         self,
-        watch: TrainingWatch,
+        watch: TrainingRunner,
         session: CoordinatorSession,
         reporter: StateReporter,
         workloads: Workloads,
@@ -103,7 +103,7 @@ class RecoverySupervisor:
         for report in await shield_until_done(self._due_fronts):
             self._session.report_front(report)
 
-    async def profile_ahead(self, reason: str, profile: Callable[[Callable[[Progress], None]], None]) -> None:
+    async def profile_ahead(self, reason: str, profile: Callable[[Callable[[ProfilingProgress], None]], None]) -> None:
         """Measure modes without an app, once the device is free.
 
         Args:
@@ -151,7 +151,7 @@ class RecoverySupervisor:
         async with self.device_lock:
             pass
 
-    def _follow(self, decision: Decision) -> None:
+    def _follow(self, decision: Consequences) -> None:
         self._reporter.report(decision, self._workloads.profiled_modes)
         if self._closing:
             # Drop actions that follow the last training: they would change the device after its knobs were restored.
@@ -167,10 +167,10 @@ class RecoverySupervisor:
         async with self.device_lock:
             await self._profile_within_lock(learner.reprofile)
 
-    async def _profile_within_lock(self, profile: Callable[[Callable[[Progress], None]], None]) -> None:
+    async def _profile_within_lock(self, profile: Callable[[Callable[[ProfilingProgress], None]], None]) -> None:
         loop = asyncio.get_running_loop()
 
-        def report(progress: Progress) -> None:
+        def report(progress: ProfilingProgress) -> None:
             if self._closing:
                 raise StoppedError
             loop.call_soon_threadsafe(self.handle, ModeMeasured(progress.detail, progress.total))

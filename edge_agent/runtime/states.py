@@ -137,7 +137,7 @@ Event = (
 
 
 @dataclass(frozen=True)
-class Decision:
+class Consequences:
     """The consequences of an event.
 
     Attributes:
@@ -173,7 +173,7 @@ _POSSIBLE: dict[type[Event], frozenset[DeviceState]] = {
 }
 
 
-def decide(state: DeviceState, event: Event, reprofiling: bool = False) -> Decision:
+def decide(state: DeviceState, event: Event, reprofiling: bool = False) -> Consequences:
     """Return the consequences of an event.
 
     Args:
@@ -187,21 +187,21 @@ def decide(state: DeviceState, event: Event, reprofiling: bool = False) -> Decis
     decision = _decided(state, event)
     if reprofiling and decision.state is DeviceState.READY and not isinstance(event, ProfileEnded):
         detail = f"{decision.detail}; profiling continues"
-        return Decision(DeviceState.PROFILING, detail, frozenset({Action.REPROFILE}))
+        return Consequences(DeviceState.PROFILING, detail, frozenset({Action.REPROFILE}))
     return decision
 
 
-def _decided(state: DeviceState, event: Event) -> Decision:
+def _decided(state: DeviceState, event: Event) -> Consequences:
     if state not in _POSSIBLE[type(event)]:
         raise ImpossibleEventError(f"{event} cannot happen to a device that is {state.name.lower()}")
     if isinstance(event, ModeMeasured):
-        return Decision(DeviceState.PROFILING, event.detail)
+        return Consequences(DeviceState.PROFILING, event.detail)
     if isinstance(event, ProfileEnded):
         return _parked("profiled again" if event.repeated else None, Action.REPORT_FRONT)
     if isinstance(event, TrainingBegan):
-        return Decision(DeviceState.TRAINING, f"training in {event.mode}")
+        return Consequences(DeviceState.TRAINING, f"training in {event.mode}")
     if isinstance(event, TrainingParked):
-        return Decision(DeviceState.TRAINING, f"parked; {event.why}")
+        return Consequences(DeviceState.TRAINING, f"parked; {event.why}")
     if isinstance(event, TrainingRejected):
         return _parked(event.reason)
     if isinstance(event, TrainingAborted):
@@ -209,26 +209,26 @@ def _decided(state: DeviceState, event: Event) -> Decision:
     if isinstance(event, TrainingEnded):
         return _after_training(event)
     if isinstance(event, DeviceFailed):
-        return Decision(DeviceState.DEGRADED, event.reason, frozenset({Action.RECOVER}))
+        return Consequences(DeviceState.DEGRADED, event.reason, frozenset({Action.RECOVER}))
     if isinstance(event, PreparationRestarted):
-        return Decision(DeviceState.PROFILING, event.reason)
+        return Consequences(DeviceState.PROFILING, event.reason)
     # A training that succeeded in the meantime has already ended the degraded state.
-    return _parked("recovered") if state is DeviceState.DEGRADED else Decision(state, None)
+    return _parked("recovered") if state is DeviceState.DEGRADED else Consequences(state, None)
 
 
-def _after_training(ended: TrainingEnded) -> Decision:
+def _after_training(ended: TrainingEnded) -> Consequences:
     if ended.not_learned is not None:
         return _parked(ended.not_learned)
     if ended.drift is not None:
-        return Decision(DeviceState.PROFILING, f"profiling again: {ended.drift}", frozenset({Action.REPROFILE}))
+        return Consequences(DeviceState.PROFILING, f"profiling again: {ended.drift}", frozenset({Action.REPROFILE}))
     if ended.failed:
         return _parked(None)
     why = None if ended.unmeasured is None else f"no mode measured yet: {ended.unmeasured}"
     return _parked(why, Action.REPORT_FRONT)
 
 
-def _parked(why: str | None, *actions: Action) -> Decision:
-    return Decision(DeviceState.READY, f"parked; {why}" if why else "parked", frozenset(actions))
+def _parked(why: str | None, *actions: Action) -> Consequences:
+    return Consequences(DeviceState.READY, f"parked; {why}" if why else "parked", frozenset(actions))
 
 
 # --- State reporter ---------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class StateReporter:
         self.trainings = 0
         self._reprofiling = False
 
-    def decide(self, event: Event) -> Decision:
+    def decide(self, event: Event) -> Consequences:
         """Enter the state that follows from an event, without reporting it."""
         decision = decide(self.state, event, self._reprofiling)
         self.state = decision.state
@@ -273,7 +273,7 @@ class StateReporter:
             self._reprofiling = False
         return decision
 
-    def report(self, decision: Decision, profiled_modes: int) -> None:
+    def report(self, decision: Consequences, profiled_modes: int) -> None:
         """Report a decision to the coordinator, unless nothing has changed.
 
         Args:

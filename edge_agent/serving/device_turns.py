@@ -27,7 +27,7 @@ from edge_agent.serving.duty_figures import (
     highest_mode,
     lowest_keeping,
 )
-from edge_agent.serving.turns import Batching, Kind, LiveTimes, Turns
+from edge_agent.serving.turns import Batching, LiveTimes, TurnPurpose, Turns
 from wattfleet.common.clock import utc_now
 from wattfleet.core.duties import Duty, KeptDuty
 from wattfleet.core.modes import ModeArray, PowerMode, array_to_modes
@@ -104,7 +104,6 @@ class DeviceTurns:
         figures: counts how the duty is kept.
         judge: the given judge.
         changed: set when the duty, the servers or the figures have changed.
-        measuring_ends: once set, ends the agent's own measurements that wait for a turn.
         plan_batching: returns how servers gather requests in a mode; may be called in any thread.
         batching: how servers gather requests now.
         batching_changed: called when the batching or the duty has changed.
@@ -132,11 +131,21 @@ class DeviceTurns:
         self._servers: dict[int, int] = {}
         self._server_numbers = itertools.count(1)
         self.changed = asyncio.Event()
-        self.measuring_ends = threading.Event()
+        self._measuring_ends = threading.Event()
         self._choosing = threading.Lock()
         self.plan_batching: Callable[[PowerMode | None], Batching] = lambda mode: Batching()
         self.batching = Batching()
         self.batching_changed: Callable[[], None] = lambda: None
+
+    def begin_measuring(self) -> threading.Event:
+        """Begin the agent's own measurements; the returned event, once set, ends those that wait for a turn."""
+        self._measuring_ends = threading.Event()
+        return self._measuring_ends
+
+    @property
+    def measuring_has_ended(self) -> bool:
+        """Whether the agent's own measurements have to end."""
+        return self._measuring_ends.is_set()
 
     def serve_here(self) -> None:
         """Start to give turns on the running event loop."""
@@ -371,7 +380,7 @@ class DeviceTurns:
         return self.figures.kept(duty, self._now_s(), self.servers, self.why_training_waits())
 
     async def take(
-        self, kind: Kind, is_first: bool = False, server: int | None = None, work_ms: float | None = None
+        self, kind: TurnPurpose, is_first: bool = False, server: int | None = None, work_ms: float | None = None
     ) -> int:
         """Wait for a turn, and return its ticket for `give_back`. Cancelling the call withdraws the request."""
         ticket = self._turns.request(kind, self._now_s(), is_first, server, work_ms)
@@ -402,14 +411,14 @@ class DeviceTurns:
         self._advance()
 
     @contextmanager
-    def from_thread(self, kind: Kind) -> Iterator[None]:
+    def from_thread(self, kind: TurnPurpose) -> Iterator[None]:
         """Hold a turn within this context, in a thread of the agent; if nothing else waits, it begins at once.
 
         Args:
             kind: the purpose of the turn.
 
         Raises:
-            StoppedError: `measuring_ends` was set while a minibatch waited.
+            StoppedError: the agent's measurements ended while a minibatch waited.
         """
         loop = self._loop
         if loop is None or not self.is_shared or threading.get_ident() == self._thread:
@@ -426,21 +435,21 @@ class DeviceTurns:
         finally:
             if self._loop is not None:
                 loop.call_soon_threadsafe(
-                    lambda: self.give_back(ticket, is_complete=is_complete, trained=kind is Kind.MINIBATCH)
+                    lambda: self.give_back(ticket, is_complete=is_complete, trained=kind is TurnPurpose.MINIBATCH)
                 )
 
     def measured(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Run a measurement's coroutine on the event loop, and wait for its result in a thread of the agent.
 
         Raises:
-            StoppedError: `measuring_ends` was set meanwhile, or no more turns are given.
+            StoppedError: the agent's measurements ended meanwhile, or no more turns are given.
         """
         loop = self._loop
         if loop is None:
             raise StoppedError
         working = asyncio.run_coroutine_threadsafe(work(), loop)
         while not wait([working], _STOP_CHECK_S).done:
-            if self._loop is None or self.measuring_ends.is_set():
+            if self._loop is None or self.measuring_has_ended:
                 working.cancel()
                 raise StoppedError
         return working.result()
@@ -464,7 +473,7 @@ class DeviceTurns:
 
         return asyncio.run_coroutine_threadsafe(working(), loop).result()
 
-    def _taken(self, loop: asyncio.AbstractEventLoop, kind: Kind) -> int | None:
+    def _taken(self, loop: asyncio.AbstractEventLoop, kind: TurnPurpose) -> int | None:
         """Wait for a turn, and return its ticket; None if the request came after turns had stopped."""
         taken = asyncio.run_coroutine_threadsafe(self.take(kind), loop)
         while True:
@@ -474,7 +483,7 @@ class DeviceTurns:
                 if self._loop is None:
                     taken.cancel()
                     return None
-                if kind is Kind.MINIBATCH and self.measuring_ends.is_set():
+                if kind is TurnPurpose.MINIBATCH and self.measuring_has_ended:
                     taken.cancel()
                     raise StoppedError from None
 

@@ -16,7 +16,7 @@ import numpy as np
 from edge_agent.devices.device import Device, DutyNotKeptError
 from edge_agent.devices.meters import power_now_mw
 from edge_agent.learning.fitting import NoFrontError
-from edge_agent.learning.profiling_plan import Progress
+from edge_agent.learning.profiling_plan import ProfilingProgress
 from edge_agent.profiling.mode_measurement import DEFAULT_SETTINGS, DisturbedError, MeasurementError, ProfilerSettings
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.profiler import Profiler
@@ -398,7 +398,7 @@ class InferenceMeasuring:
         self._nothing_left = None if wanted else basis
         return wanted
 
-    def measure(self, modes: Sequence[PowerMode], report: Callable[[Progress], None]) -> None:
+    def measure(self, modes: Sequence[PowerMode], report: Callable[[ProfilingProgress], None]) -> None:
         """Measure modes in a thread, and store the rows of each.
 
         Ends early without an error if the duty changes or no server can measure any longer.
@@ -432,7 +432,7 @@ class InferenceMeasuring:
             except (DutyNotKeptError, DisturbedError, MeasurementError, InvalidInputError) as error:
                 _log.info("the inference of %r is not measured at %s: %s", workload, mode.label(), error)
             self._skipped.add((workload, mode))
-            report(Progress(done, len(modes), f"measured the inference of {workload} at {mode.label()}"))
+            report(ProfilingProgress(done, len(modes), f"measured the inference of {workload} at {mode.label()}"))
 
     def _batches(self, kept: ModesWithDuty, mode: PowerMode) -> list[tuple[int, float]]:
         """Return the batches to measure in a mode, with the longest time of each, ms.

@@ -16,7 +16,7 @@ from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_figures import DutyFile
 from edge_agent.serving.inference import InferenceRows
 from edge_agent.serving.server_stream import ServerGoneError, ServerStream
-from edge_agent.serving.turns import Kind, TurnPace
+from edge_agent.serving.turns import TurnPace, TurnPurpose
 from wattfleet.common.clock import VirtualClock
 from wattfleet.common.console import plain_text
 from wattfleet.common.tasks import shield_until_done, stop_tasks
@@ -186,7 +186,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
                 elif request.HasField("wanted"):
                     if ticket is not None:
                         raise InvalidInputError("MinibatchEnded must follow a Turn")
-                    taking = asyncio.ensure_future(self._turns.take(Kind.MINIBATCH, is_first))
+                    taking = asyncio.ensure_future(self._turns.take(TurnPurpose.MINIBATCH, is_first))
                     try:
                         while not (await asyncio.wait([taking], timeout=_STILL_WAITING_S))[0]:
                             reason = self._turns.why_training_waits() or ""
@@ -271,7 +271,7 @@ class DutyServicer(duty_pb2_grpc.DutyServiceServicer):
             ServerGoneError: no server can measure, or it does not answer.
             MeasurementError: its model has failed.
         """
-        ticket = await self._turns.take(Kind.MINIBATCH, work_ms=work_ms)
+        ticket = await self._turns.take(TurnPurpose.MINIBATCH, work_ms=work_ms)
         try:
             stream = next((each for each in self._streams if each.can_measure and batch <= each.largest_batch), None)
             if stream is None:

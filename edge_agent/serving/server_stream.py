@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.serving.device_turns import DeviceTurns
-from edge_agent.serving.turns import Kind, TurnPace
+from edge_agent.serving.turns import TurnPace, TurnPurpose
 from wattfleet.common.console import plain_text
 from wattfleet.common.tasks import background_task
 from wattfleet.core.errors import InvalidInputError, WattfleetError
@@ -137,7 +137,7 @@ class ServerStream:
             self._taking = background_task("turn of an inference server", self._take(waiting.number))
 
     async def _take(self, number: int) -> int:
-        ticket = await self._turns.take(Kind.INFERENCE, self._is_first, self._server)
+        ticket = await self._turns.take(TurnPurpose.INFERENCE, self._is_first, self._server)
         self.answers.put_nowait(duty_pb2.ServeResponse(turn=self._paced(number, self._waiting_count)))
         return ticket
 

@@ -27,7 +27,7 @@ from edge_agent.devices.virtual.virtual_board import Load, VirtualTraining
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.serving.device_turns import DeviceTurns, ServedSpan
 from edge_agent.serving.inference import InferenceRows
-from edge_agent.serving.turns import Kind
+from edge_agent.serving.turns import TurnPurpose
 from wattfleet.common.clock import Clock
 from wattfleet.core.duties import ConstantArrivals, Demand, Duty
 from wattfleet.core.errors import InvalidInputError, WattfleetError
@@ -93,7 +93,7 @@ class DutyDevice:
             return None
 
         def step_in_turn() -> None:
-            with self._turns.from_thread(Kind.MINIBATCH):
+            with self._turns.from_thread(TurnPurpose.MINIBATCH):
                 step()
 
         return step_in_turn
@@ -111,7 +111,7 @@ class DutyDevice:
             ModeNotAppliedError: it was set, but another one was read back.
         """
         self._turns.require_kept(mode)
-        with self._turns.from_thread(Kind.CHANGE):
+        with self._turns.from_thread(TurnPurpose.CHANGE):
             self._set(mode)
 
     def _set(self, mode: PowerMode) -> None:

@@ -263,7 +263,7 @@ _SILENT_LIMITS = 5.0
 """Requests of a server that is silent for this many latency limits, and at least for a second, are ignored."""
 
 
-class Kind(Enum):
+class TurnPurpose(Enum):
     """The purpose of a turn."""
 
     INFERENCE = auto()
@@ -276,7 +276,7 @@ class Kind(Enum):
 
 @dataclass
 class _Turn:
-    kind: Kind
+    kind: TurnPurpose
     requested_s: float
     begun_s: float | None = None
     after_minibatch: bool = False
@@ -324,9 +324,9 @@ class Turns:
         self._numbers = itertools.count(1)
         self._turns: dict[int, _Turn] = {}
         self._waiting: dict[int, _Waiting] = {}
-        self._last: Kind | None = None
+        self._last: TurnPurpose | None = None
         self._tried_s: float | None = None
-        self._ran_over: set[Kind] = set()
+        self._ran_over: set[TurnPurpose] = set()
 
     def requests_waiting(self, server: int, count: int, oldest_s: float | None, heard_s: float | None = None) -> None:
         """Note the requests that wait at an inference server.
@@ -344,7 +344,7 @@ class Turns:
 
     def request(
         self,
-        kind: Kind,
+        kind: TurnPurpose,
         now_s: float,
         is_first: bool = False,
         server: int | None = None,
@@ -376,16 +376,16 @@ class Turns:
         turn = self._turns.pop(ticket, None)
         if turn is None or turn.begun_s is None:
             return
-        if turn.kind is not Kind.CHANGE:
+        if turn.kind is not TurnPurpose.CHANGE:
             self._last = turn.kind
         if not (is_complete and turn.is_alone) or (not turn.is_first and self._is_pause(turn, now_s)):
             return
         took_ms = (now_s - turn.begun_s) * 1e3
-        if turn.kind is Kind.MINIBATCH:
+        if turn.kind is TurnPurpose.MINIBATCH:
             self._minibatch_ended(turn, took_ms, now_s)
         elif turn.is_first:
             return
-        elif turn.kind is Kind.INFERENCE:
+        elif turn.kind is TurnPurpose.INFERENCE:
             self.times.batch_answered(self.mode, batch, took_ms, turn.after_minibatch)
         else:
             self.times.mode_changed(took_ms)
@@ -422,19 +422,19 @@ class Turns:
         if all(turn.begun_s is not None for turn in self._turns.values()):
             return None
         times = [self._overdue_s(turn) for turn in self._held()]
-        if changes := self._requested(Kind.CHANGE).values():
+        if changes := self._requested(TurnPurpose.CHANGE).values():
             times += [turn.requested_s + _CHANGE_WITHIN_S for turn in changes]
             times += [self._blocks_change_until_s(turn) for turn in self._held()]
         times += [self._silent_s(server) for server in self._waiting]
-        if (latest_s := self._latest_start_s(now_s)) is not None and self._requested(Kind.INFERENCE):
+        if (latest_s := self._latest_start_s(now_s)) is not None and self._requested(TurnPurpose.INFERENCE):
             times.append(max([latest_s, *map(self._expected_end_s, self._held())]))
-        if self._requested(Kind.MINIBATCH):
+        if self._requested(TurnPurpose.MINIBATCH):
             times.append(self._next_trial_s())
         return min((each for each in times if math.isfinite(each) and each > now_s), default=None)
 
     def why_training_waits(self, now_s: float) -> str | None:
         """Return why a minibatch waits for its turn, for people; None if no minibatch waits."""
-        if not self._requested(Kind.MINIBATCH):
+        if not self._requested(TurnPurpose.MINIBATCH):
             return None
         without_requests = self._refusal_reason(self._minibatch_ms, now_s, pending=False)
         if without_requests is not None:
@@ -444,15 +444,15 @@ class Turns:
     def _next(self, now_s: float) -> int | None:
         """Return the ticket whose turn begins now; None if no turn begins."""
         busy = {turn.kind for turn in self._held() if now_s < self._overdue_s(turn)}
-        change, inference = self._first(Kind.CHANGE), self._first(Kind.INFERENCE)
+        change, inference = self._first(TurnPurpose.CHANGE), self._first(TurnPurpose.INFERENCE)
         if change is not None and self._may_change(self._turns[change], now_s):
             if all(now_s >= self._blocks_change_until_s(turn) for turn in self._held()):
                 return change
-        if Kind.CHANGE in busy or Kind.INFERENCE in busy:
+        if TurnPurpose.CHANGE in busy or TurnPurpose.INFERENCE in busy:
             return None
         if inference is not None:
-            return inference if Kind.MINIBATCH not in busy or self._must_answer(now_s) else None
-        minibatch = self._first(Kind.MINIBATCH)
+            return inference if TurnPurpose.MINIBATCH not in busy or self._must_answer(now_s) else None
+        minibatch = self._first(TurnPurpose.MINIBATCH)
         if change is not None or minibatch is None or busy:
             return None
         if self._refusal_reason(self._work_ms(self._turns[minibatch]), now_s) is None:
@@ -466,14 +466,14 @@ class Turns:
     def _begin(self, turn: _Turn, now_s: float) -> None:
         others = self._held()
         turn.begun_s = now_s
-        turn.after_minibatch = self._last is Kind.MINIBATCH
+        turn.after_minibatch = self._last is TurnPurpose.MINIBATCH
         turn.is_alone = not others
         for other in others:
             other.is_alone = False
 
     def _may_change(self, turn: _Turn, now_s: float) -> bool:
         return self._is_forced(turn, now_s) or (
-            not self._requested(Kind.INFERENCE) and self._refusal_reason(self.times.change_ms, now_s) is None
+            not self._requested(TurnPurpose.INFERENCE) and self._refusal_reason(self.times.change_ms, now_s) is None
         )
 
     def _is_forced(self, turn: _Turn, now_s: float) -> bool:
@@ -572,11 +572,11 @@ class Turns:
         self._ran_over.add(turn.kind)
         return not ran_over_before
 
-    def _estimate_ms(self, kind: Kind) -> float | None:
+    def _estimate_ms(self, kind: TurnPurpose) -> float | None:
         """Return the estimated time of a turn, ms; None or 0 if nothing is known."""
-        if kind is Kind.MINIBATCH:
+        if kind is TurnPurpose.MINIBATCH:
             return self._minibatch_ms
-        if kind is Kind.INFERENCE:
+        if kind is TurnPurpose.INFERENCE:
             return self.times.inference_ms(self.mode, self.largest_batch)
         return self.times.change_ms
 
@@ -584,7 +584,7 @@ class Turns:
         """Return when others stop waiting for the end of a held turn, s."""
         assert turn.begun_s is not None, "a held turn has begun"
         overdue_s = max(_LEAST_OVERDUE_S, _OVERDUE * (self._estimate_ms(turn.kind) or 0.0) / 1e3)
-        return turn.begun_s + (min(_MOST_OVERDUE_S, overdue_s) if turn.kind is Kind.INFERENCE else overdue_s)
+        return turn.begun_s + (min(_MOST_OVERDUE_S, overdue_s) if turn.kind is TurnPurpose.INFERENCE else overdue_s)
 
     def _blocks_change_until_s(self, turn: _Turn) -> float:
         """Return when a mode change stops waiting for the end of a held turn, s."""
@@ -594,8 +594,8 @@ class Turns:
     def _held(self) -> list[_Turn]:
         return [turn for turn in self._turns.values() if turn.begun_s is not None]
 
-    def _requested(self, kind: Kind) -> dict[int, _Turn]:
+    def _requested(self, kind: TurnPurpose) -> dict[int, _Turn]:
         return {ticket: turn for ticket, turn in self._turns.items() if turn.kind is kind and turn.begun_s is None}
 
-    def _first(self, kind: Kind) -> int | None:
+    def _first(self, kind: TurnPurpose) -> int | None:
         return next(iter(self._requested(kind)), None)

@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 
 from edge_agent.session.certificate_keeper import Connect, RevokedCertificates
-from edge_agent.session.grants import Grants
-from edge_agent.session.outbox import Outbox, Pace, UnusableAnswerError, require_usable
+from edge_agent.session.grants import GrantKeeper
+from edge_agent.session.outbox import Outbox, SessionPace, UnusableAnswerError, require_usable
 from edge_agent.session.status import SessionNews
 from edge_agent.settings import SessionSettings
 from edge_agent.workloads.loading import SHIPPED
@@ -225,14 +225,14 @@ class CoordinatorSession:
         self._revoked = revoked or RevokedCertificates()
         self.connected = False
         self.attempted = asyncio.Event()
-        self.grants = Grants()
+        self.grants = GrantKeeper()
         self.grants.on_change = self._report_grant
         self.requests = CoordinatorRequests()
         self.duty_figures: Callable[[], duty_pb2.DutyFigures | None] = lambda: None
         self.board_sample: Callable[[], BoardSample | None] = lambda: None
         self._is_lease_due = False
         self._is_to_reconnect = False
-        self._pace = Pace()
+        self._pace = SessionPace()
         self._wake = asyncio.Event()
         self._acknowledged = asyncio.Condition()
 

@@ -52,7 +52,7 @@ class Measuring:
 
 
 @dataclass(frozen=True)
-class Grant:
+class AgentGrant:
     """The power that the device may draw beyond idling, for its training of one plan.
 
     Attributes:
@@ -97,17 +97,17 @@ class HeldGrant:
 
     def __init__(self) -> None:
         """Start without a grant."""
-        self.in_force: Grant | None = None
+        self.in_force: AgentGrant | None = None
         self.phase = GrantPhase.OVER
         self.lapses_s = -float("inf")
-        self._newest: Grant | None = None
+        self._newest: AgentGrant | None = None
         # The newest plans whose trainings are over, or were stopped or lapsed before they began.
         self._over: deque[str] = deque(maxlen=_MOST_OVER)
         self._next_lapses_s = -float("inf")
         self._began_s = 0.0
         self._stop_reason: str | None = None
 
-    def receive(self, grant: Grant) -> None:
+    def receive(self, grant: AgentGrant) -> None:
         """Store a grant from the coordinator; a training in progress has to put it in force with `apply`."""
         self.lapses_s = self._next_lapses_s
         if self.phase is GrantPhase.TRAINING:
@@ -153,7 +153,7 @@ class HeldGrant:
         self.lapse(now_s)
         return self.phase is GrantPhase.WAITING
 
-    def begin(self, plan_id: str, now_s: float) -> Grant:
+    def begin(self, plan_id: str, now_s: float) -> AgentGrant:
         """Begin the training of a plan, and return its grant.
 
         Raises:
@@ -169,7 +169,7 @@ class HeldGrant:
         self.phase, self._began_s, self._stop_reason = GrantPhase.TRAINING, now_s, None
         return self.in_force
 
-    def change(self) -> Grant | None:
+    def change(self) -> AgentGrant | None:
         """Return the newest grant, if the training has not yet put it in force."""
         return self._newest
 
@@ -196,7 +196,7 @@ class HeldGrant:
         longest_s = self.in_force.longest_s if self.in_force else 0.0
         return min(self.lapses_s, self._began_s + longest_s)
 
-    def apply(self, grant: Grant) -> None:
+    def apply(self, grant: AgentGrant) -> None:
         """Note that the training continues under another grant of its plan."""
         self.in_force = grant
         if self._newest is grant:
@@ -211,7 +211,7 @@ class HeldGrant:
         if newest is not None:
             self._put_in_force(newest)
 
-    def _put_in_force(self, grant: Grant) -> None:
+    def _put_in_force(self, grant: AgentGrant) -> None:
         if self.in_force is not None and self.phase is GrantPhase.OVER and self.in_force.plan_id not in self._over:
             self._over.append(self.in_force.plan_id)
         is_over = grant.mode is None or grant.plan_id in self._over
@@ -226,7 +226,7 @@ _MIN_LIFETIME_S, _MAX_LIFETIME_S = 1.0, 86_400.0
 _LONGEST_WAIT_S = 1.0
 
 
-class Grants:
+class GrantKeeper:
     """Holds the device's grant, renews it with every acknowledged lease, and notifies trainings of changes.
 
     Args:
@@ -281,7 +281,7 @@ class Grants:
             grant = _grant(message)
         except InvalidInputError as error:
             _log.error("the coordinator sent an invalid grant, so this device may not train: %s", error)
-            grant = Grant(message.id, message.plan_id[:MAX_PLAN_ID_CHARACTERS], None, 0.0, 0.0)
+            grant = AgentGrant(message.id, message.plan_id[:MAX_PLAN_ID_CHARACTERS], None, 0.0, 0.0)
         async with self._changed:
             self._held.receive(grant)
             self._changed.notify_all()
@@ -304,7 +304,7 @@ class Grants:
         """Whether a granted training has not begun yet. Measuring now would make its round fail."""
         return self._held.awaits_training(self._now_s())
 
-    def begin(self, plan_id: str) -> Grant:
+    def begin(self, plan_id: str) -> AgentGrant:
         """Begin the training of a plan.
 
         Raises:
@@ -314,7 +314,7 @@ class Grants:
         self.on_change()
         return grant
 
-    async def next_change(self) -> Grant | str:
+    async def next_change(self) -> AgentGrant | str:
         """Wait for a change of the training in progress; return its new grant, or the reason why it has to stop."""
         while True:
             async with self._changed:
@@ -342,7 +342,7 @@ class Grants:
             self._held.stop(reason)
             self._changed.notify_all()
 
-    def applied(self, grant: Grant) -> None:
+    def applied(self, grant: AgentGrant) -> None:
         """Note that the training continues under another grant."""
         self._held.apply(grant)
         self.on_change()
@@ -362,7 +362,7 @@ class Grants:
         return sent_s
 
 
-def _grant(message: session_pb2.Grant) -> Grant:
+def _grant(message: session_pb2.Grant) -> AgentGrant:
     """Convert a grant message.
 
     Raises:
@@ -379,7 +379,7 @@ def _grant(message: session_pb2.Grant) -> Grant:
     mode = mode_from_message(message.mode) if message.HasField("mode") else None
     if message.workload:
         require_workload_name(message.workload)
-    return Grant(
+    return AgentGrant(
         message.id,
         message.plan_id,
         mode,

@@ -42,7 +42,7 @@ class UnusableAnswerError(WattfleetError):
 
 
 @dataclass(frozen=True)
-class Pace:
+class SessionPace:
     """The accepted intervals of a session.
 
     Attributes:
@@ -53,7 +53,7 @@ class Pace:
     lease_s: float = 0.0
     reconnect_s: float = 0.0
 
-    def after(self, answer: session_pb2.Welcome | session_pb2.Ack) -> Pace:
+    def after(self, answer: session_pb2.Welcome | session_pb2.Ack) -> SessionPace:
         """Return the intervals after an answer; an interval of 0 in it leaves the current one unchanged.
 
         Intervals beyond the limits are replaced by the nearest limit.
@@ -68,7 +68,7 @@ class Pace:
         if not lease_s:
             raise UnusableAnswerError("its Welcome has no lease_s")
         shortest_s, longest_s = LEASE_S
-        return Pace(
+        return SessionPace(
             min(max(lease_s, shortest_s), longest_s), min(answer.reconnect_s or self.reconnect_s, MAX_RECONNECT_S)
         )
 

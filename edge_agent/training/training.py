@@ -212,7 +212,7 @@ class _Running:
         return self.measured_before + (self.profiler.measured if self.profiler is not None else 0)
 
 
-class TrainingWatch:
+class TrainingRunner:
     """Runs the trainings of a device, one at a time."""
 
     def __init__(

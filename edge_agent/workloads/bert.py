@@ -27,10 +27,10 @@ def bert(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) ->
 
 def network() -> nn.Module:
     """Return a network from `[n, 128]` word indices to `[n, 2]` scores; 28.3 million parameters."""
-    return _Classifier()
+    return _TextClassifier()
 
 
-class _Classifier(nn.Module):
+class _TextClassifier(nn.Module):
     """Classifies a text by the output at its first position."""
 
     def __init__(self) -> None:

@@ -26,10 +26,10 @@ def lstm(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) ->
 
 def network() -> nn.Module:
     """Return a network from `[n, 128]` word indices to `[n, 2]` scores; 6.2 million parameters."""
-    return _Classifier()
+    return _SequenceClassifier()
 
 
-class _Classifier(nn.Module):
+class _SequenceClassifier(nn.Module):
     """Classifies a text by the output at its last position."""
 
     def __init__(self) -> None:

@@ -32,9 +32,9 @@ from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.states import ProfileEnded, StateReporter
 from edge_agent.runtime.unix_socket import serve_socket
-from edge_agent.session.grants import Grants
+from edge_agent.session.grants import GrantKeeper
 from edge_agent.settings import RecoverySettings, SessionSettings, WorkloadSettings
-from edge_agent.training.training import TrainingWatch
+from edge_agent.training.training import TrainingRunner
 from tests.fakes.fittings import FittingOnce
 from wattfleet.core.modes import PowerMode, Profile, Workload, WorkloadFacts
 from wattfleet.core.prediction import read_artefact
@@ -63,7 +63,7 @@ class Reports:
     connected = True
 
     def __init__(self) -> None:
-        self.grants = Grants()
+        self.grants = GrantKeeper()
         self.states: list[session_pb2.StateReport] = []
         self.observations: list[session_pb2.Observation] = []
         self.fronts: list[session_pb2.FrontReport] = []
@@ -154,7 +154,7 @@ def agent_at(
     agent.grant, agent.loop = grant, loop
 
     async def serve() -> None:
-        watch = TrainingWatch(agent.board, parked_mode(agent.board), sharing=lambda: agent.duty)
+        watch = TrainingRunner(agent.board, parked_mode(agent.board), sharing=lambda: agent.duty)
         reports: Any = agent.reports
         supervisor = RecoverySupervisor(
             watch,

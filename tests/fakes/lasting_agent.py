@@ -24,7 +24,7 @@ from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.mode_change import backed_up
-from edge_agent.training.training import TrainingWatch
+from edge_agent.training.training import TrainingRunner
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.boards import Trained
 from tests.fakes.faked_jetson import FakedBoard, FakedJetson
@@ -145,7 +145,7 @@ def train(bench: Bench, jetson: SteppedJetson) -> None:
     device = _opened(jetson)
     highest = device.space.highest
     with backed_up(device, bench.device_folder):
-        watch = TrainingWatch(device, parked_mode(device))
+        watch = TrainingRunner(device, parked_mode(device))
         watch.park()
         watch.start(Trained(), highest, epochs=1, power_limit_w=20)
         with device.measuring():

@@ -22,7 +22,16 @@ from coordinator.cli.client import CoordinatorClient
 from edge_agent.paths import SUPERNODE_DIRECTORY
 from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 from wattfleet.simulation.fleet import FleetIdentities, enrol_device, enrol_flower
-from wattfleet.simulation.flower import HOST, OFFLINE, FlowerDeployment, Node, Part, Parts, free_ports, program
+from wattfleet.simulation.flower import (
+    HOST,
+    OFFLINE,
+    FlowerDeployment,
+    Part,
+    Parts,
+    SuperNodeConfig,
+    free_ports,
+    program,
+)
 from wattfleet.simulation.run import CoordinatorView, RunSeen
 from wattfleet_proto.v1 import session_pb2, view_pb2
 
@@ -194,7 +203,9 @@ class RealFleet:
         self._address = f"{HOST}:{port}"
         self.endpoint = self._identities.serving_at(self._address)
         self._nodes = {
-            device_id: Node(device_id, number, self._socket(device_id), self._state(device_id) / SUPERNODE_DIRECTORY)
+            device_id: SuperNodeConfig(
+                device_id, number, self._socket(device_id), self._state(device_id) / SUPERNODE_DIRECTORY
+            )
             for number, device_id in enumerate(boards)
         }
         self.flower = FlowerDeployment(

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg
 from coordinator.settings import CoordinatorSettings
 from edge_agent.session.certificate_keeper import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.session.grants import Grant, NoGrantError
+from edge_agent.session.grants import AgentGrant, NoGrantError
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import SessionNews
 from edge_agent.settings import SessionSettings
@@ -169,7 +169,7 @@ class Device:
                 change = await with_timeout(left_s, grants.next_change())
             except asyncio.TimeoutError:
                 break
-            if not isinstance(change, Grant):
+            if not isinstance(change, AgentGrant):
                 training.stopped = change
                 break
             grants.applied(change)

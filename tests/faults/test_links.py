@@ -35,7 +35,7 @@ from tests.faults.faults import (
     through,
 )
 from tests.faults.fleet import EPOCH_S, REAL, running
-from wattfleet.simulation.flower import FlowerDeployment, Node, Parts
+from wattfleet.simulation.flower import FlowerDeployment, Parts, SuperNodeConfig
 from wattfleet_proto.v1 import session_pb2
 
 # --- Test agents link -------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Run:
 async def supernodes_behind_link(config: CoordinatorSettings, folder: Path) -> AsyncIterator[Run]:
     async with running(config, folder / "fleet", _DEVICES, pace=REAL) as fleet:
         with Parts(folder / "logs") as parts:
-            nodes = [Node(each.device_id, n, folder / "none.sock") for n, each in enumerate(fleet.devices)]
+            nodes = [SuperNodeConfig(each.device_id, n, folder / "none.sock") for n, each in enumerate(fleet.devices)]
             deployment = FlowerDeployment(parts, folder / "home", nodes)
             async with faulty_link(deployment.address) as link:
                 await asyncio.to_thread(deployment.start, {each.device_id: link.address for each in nodes[1:]})

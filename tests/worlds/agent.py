@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_agent.session.grants import Grant, Grants, HeldGrant
+from edge_agent.session.grants import AgentGrant, GrantKeeper, HeldGrant
 from edge_agent.session.outbox import Outbox
 from tests.worlds.flower import workload_of
 from tests.worlds.oracle import PARKING_S
@@ -40,7 +40,7 @@ class MemoryFile:
         self._kept = [deepcopy(each) for each in requests if each.HasField("observation")]
 
 
-class OpenGrants(Grants):
+class OpenGrants(GrantKeeper):
     """The agent's grants with their state machine exposed, since a world has no event loop to wait in."""
 
     @property
@@ -122,7 +122,7 @@ class Device:
     # --- physics ------------------------------------------------------------------------------------------------
 
     @property
-    def training(self) -> Grant | None:
+    def training(self) -> AgentGrant | None:
         """The grant of the training in progress."""
         return self.held.in_force if self.held.phase is GrantPhase.TRAINING else None
 
@@ -325,7 +325,7 @@ class Device:
         self._in_this_life(app.lasts_s, lambda: self._app_ends(app))
         self._watch(app)
 
-    def _training_began(self, app: App, grant: Grant) -> None:
+    def _training_began(self, app: App, grant: AgentGrant) -> None:
         """Put the mode of a grant in force."""
 
     def _look(self) -> None:
@@ -344,7 +344,7 @@ class Device:
             self._is_changing = True
             self._in_this_life(APPLYING_S * self.rng.random(), partial(self._apply, app, change))
 
-    def _apply(self, app: App, grant: Grant) -> None:
+    def _apply(self, app: App, grant: AgentGrant) -> None:
         """Continue under another grant."""
         self._is_changing = False
         if self.app is app and self.training is not None:
@@ -354,7 +354,7 @@ class Device:
             self.grants.on_change()
             self._look()
 
-    def _change_mode(self, grant: Grant) -> None:
+    def _change_mode(self, grant: AgentGrant) -> None:
         """Put the mode of another grant in force during a training."""
 
     def _watch(self, app: App) -> None:
@@ -400,7 +400,7 @@ class Device:
 
         self._in_this_life(PARKING_S * self.rng.random(), parked)
 
-    def _training_ended(self, training: Grant, is_finished: bool) -> None:
+    def _training_ended(self, training: AgentGrant, is_finished: bool) -> None:
         """Report the observation of a finished training, or the front after one that was run in order to measure."""
         if is_finished and training.measuring is not None:
             workload = workload_of(training.plan_id)
@@ -411,11 +411,11 @@ class Device:
         elif is_finished:
             self._observed(training, self._epoch_s(training), training.power_limit_w)
 
-    def _observed(self, training: Grant, epoch_s: float, power_w: float) -> None:
+    def _observed(self, training: AgentGrant, epoch_s: float, power_w: float) -> None:
         seen = session_pb2.Observation(plan_id=training.plan_id, epoch_s=epoch_s, power_w=power_w)
         self.outbox.add(session_pb2.SessionRequest(observation=seen))
 
-    def _epoch_s(self, training: Grant) -> float:
+    def _epoch_s(self, training: AgentGrant) -> float:
         """The predicted seconds per epoch, which are also the true ones in these worlds."""
         assert training.mode is not None
         front = self.fronts[workload_of(training.plan_id)]

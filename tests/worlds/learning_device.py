@@ -24,7 +24,7 @@ from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.profiling.stored_profile import WorkloadFolders, own_rows
 from edge_agent.runtime.device_trainings import GrantedTraining
 from edge_agent.runtime.readiness import Readiness
-from edge_agent.session.grants import Grant, Measuring
+from edge_agent.session.grants import AgentGrant, Measuring
 from edge_agent.settings import WorkloadSettings
 from edge_agent.workloads.loading import StepTimes
 from tests.fakes.boards import ScriptedDevice
@@ -308,7 +308,7 @@ class LearningDevice(Device):
 
     # --- trainings ----------------------------------------------------------------------------------------------
 
-    def _training_began(self, app: App, grant: Grant) -> None:
+    def _training_began(self, app: App, grant: AgentGrant) -> None:
         """Begin a training as `DeviceTrainings` does, with the loader reported by the app."""
         assert grant.mode is not None
         learning = self.learning
@@ -371,7 +371,7 @@ class LearningDevice(Device):
                 self._many.counts["measured modes"] += 1
         raise AssertionError("a mode is measured without end")
 
-    def _change_mode(self, grant: Grant) -> None:
+    def _change_mode(self, grant: AgentGrant) -> None:
         self._pause()
         self._many.draws_changed = True
         if self._granted is None:
@@ -386,7 +386,7 @@ class LearningDevice(Device):
         self._granted = None
         self.held.stop(reason)
 
-    def _training_ended(self, training: Grant, is_finished: bool) -> None:
+    def _training_ended(self, training: AgentGrant, is_finished: bool) -> None:
         self._pause()
         granted, self._granted = self._granted, None
         if granted is None or training.mode is None:

@@ -15,7 +15,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, RoundRecord, run_of
 from coordinator.state.rounds.grants import DeviceGrant, Grant
 from coordinator.state.rounds.ledger import RoundRequest
-from edge_agent.session.grants import Grant as AgentGrant
+from edge_agent.session.grants import AgentGrant
 from tests.worlds.flower import workload_of
 from tests.worlds.timeline import CONFIRM_TIMEOUT_S, DRIFT, TICK_S
 from wattfleet.core.choosing import Front

@@ -12,7 +12,7 @@ from coordinator.state.flower import FlowerRuns
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import DeviceRecord, RoundRecord
 from coordinator.state.rounds.grants import CountedOn, DeviceGrant, Grants, PendingGrants
-from edge_agent.session.grants import Grant, HeldGrant
+from edge_agent.session.grants import AgentGrant, HeldGrant
 from tests.worlds.rules import steps_of
 from tests.worlds.world import run
 from wattfleet.core.budgets import InForce
@@ -109,7 +109,7 @@ def a_hello_renews_an_older_grant(patch: pytest.MonkeyPatch) -> None:
 def an_agent_forgets_plans_before_the_last_one(patch: pytest.MonkeyPatch) -> None:
     receive = HeldGrant.receive
 
-    def forgetting(self: HeldGrant, grant: Grant) -> None:
+    def forgetting(self: HeldGrant, grant: AgentGrant) -> None:
         self._over.clear()
         receive(self, grant)
 

@@ -307,7 +307,7 @@ FLOOR = 0.1
 
 
 @dataclass(frozen=True)
-class Quantity:
+class NetworkQuantity:
     """One predicted quantity.
 
     Attributes:
@@ -321,7 +321,7 @@ class Quantity:
     log_sd: float
 
     @classmethod
-    def of(cls, network: DenseNetwork, errors: Values, observed: Values, usual: float) -> Quantity:
+    def of(cls, network: DenseNetwork, errors: Values, observed: Values, usual: float) -> NetworkQuantity:
         """A trained network with its deviation and floor.
 
         The standard deviation is the root mean square over the held-out modes, shrunk towards `usual`. It tends to be
@@ -345,7 +345,7 @@ class Quantity:
         return self.network.tensors(prefix) | {f"{prefix}.floor_and_log_sd": np.array([self.floor, self.log_sd])}
 
     @classmethod
-    def read(cls, tensors: Tensors, prefix: str) -> Quantity:
+    def read(cls, tensors: Tensors, prefix: str) -> NetworkQuantity:
         """Read what `tensors` wrote.
 
         Raises:
@@ -369,8 +369,8 @@ class PowerTrainPredictor:
     name: ClassVar[str] = "powertrain"
     transfers: ClassVar[bool] = True
 
-    time: Quantity
-    power: Quantity
+    time: NetworkQuantity
+    power: NetworkQuantity
     gpu_hz: Values
     batch: int | None = None
 
@@ -449,7 +449,7 @@ class PowerTrainPredictor:
         """
         tensors = read_tensors(weights)
         gpu_hz = read_array(tensors, "gpu_hz", tensor_size(tensors, "gpu_hz"), positive=True)
-        time, power = (Quantity.read(tensors, name) for name in ("time", "power"))
+        time, power = (NetworkQuantity.read(tensors, name) for name in ("time", "power"))
         return cls(time, power, gpu_hz, read_batch(tensors))
 
 
@@ -466,8 +466,8 @@ class ScratchPredictor:
     name: ClassVar[str] = "scratch"
     transfers: ClassVar[bool] = False
 
-    time: Quantity
-    power: Quantity
+    time: NetworkQuantity
+    power: NetworkQuantity
     batch: int | None = None
 
     @classmethod
@@ -535,7 +535,7 @@ class ScratchPredictor:
             CorruptReferenceError: these bytes hold no such predictor.
         """
         tensors = read_tensors(weights)
-        return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"), read_batch(tensors))
+        return cls(NetworkQuantity.read(tensors, "time"), NetworkQuantity.read(tensors, "power"), read_batch(tensors))
 
 
 def _fit_all(
@@ -543,7 +543,7 @@ def _fit_all(
     starts: tuple[DenseNetwork | None, DenseNetwork | None],
     loss: Loss,
     schedule: Schedule | None,
-) -> list[tuple[Quantity, Quantity]]:
+) -> list[tuple[NetworkQuantity, NetworkQuantity]]:
     """Train the networks for time and power on each of `r` profiles with equally many modes, all of them together."""
     count = len(profiles[0])
     if count < MIN_MODES:
@@ -558,7 +558,7 @@ def _fit_all(
     observed = np.stack([values for profile in profiles for values in (profile.minibatch_ms, profile.power_mw)])
     trained = train(modes, observed, starts * len(profiles), loss, schedule)
     quantities = [
-        Quantity.of(network, errors, values, usual)
+        NetworkQuantity.of(network, errors, values, usual)
         for (network, errors), values, usual in zip(
             trained, observed, (_TIME_LOG_SD, _POWER_LOG_SD) * len(profiles), strict=True
         )
@@ -566,7 +566,7 @@ def _fit_all(
     return list(zip(quantities[::2], quantities[1::2], strict=True))
 
 
-def _predict(time: Quantity, power: Quantity, modes: ModeArray) -> Prediction:
+def _predict(time: NetworkQuantity, power: NetworkQuantity, modes: ModeArray) -> Prediction:
     minibatch_ms, time_log_sd = time.predict(modes)
     power_mw, power_log_sd = power.predict(modes)
     return Prediction(minibatch_ms, power_mw, time_log_sd, power_log_sd)

@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 Parameters = Mapping[str, Tensor]
 
 
-class StoppedError(Exception):
+class TrainingStoppedError(Exception):
     """The training was stopped from outside."""
 
 
@@ -115,7 +115,7 @@ class Federation:
             partitions: the devices that train, by the index of their part of the data.
 
         Raises:
-            StoppedError: it was stopped meanwhile.
+            TrainingStoppedError: it was stopped meanwhile.
         """
         chosen = tuple(sorted(partitions))
         if chosen not in model.followers:
@@ -140,7 +140,7 @@ class Federation:
     def _until_stopped(self, loader: Minibatches) -> Iterator[tuple[Tensor, Tensor]]:
         for minibatch in loader:
             if self._stopped.is_set():
-                raise StoppedError
+                raise TrainingStoppedError
             yield minibatch
 
     def _model(self, network: nn.Module, server_round: int) -> Model:
@@ -272,7 +272,7 @@ class PlainFlower:
 
 
 @dataclass(frozen=True)
-class Presets:
+class BestPresets:
     """Devices are drawn at random; an exact planner that knows the truth chooses their presets for the shortest round.
 
     Boards without presets have only their highest mode.
@@ -360,7 +360,7 @@ def trained(
         progress: called with the current step as text.
 
     Raises:
-        StoppedError: it was stopped meanwhile.
+        TrainingStoppedError: it was stopped meanwhile.
     """
     partitions = {device_id: partition for partition, device_id in enumerate(boards)}
     fleet, model = TrainedBoards(boards, noise), federation.start()
@@ -464,7 +464,7 @@ class BaselineTraining:
         boards = true_boards(app, workload, settings.seed, self._boards)
         federation = Federation(app, len(boards), settings.seed, stopped=self._stopped)
         ways: dict[str, Way] = {
-            PRESETS: Presets(boards, settings.site_budget_w, settings.seed, epochs, settings.clients),
+            PRESETS: BestPresets(boards, settings.site_budget_w, settings.seed, epochs, settings.clients),
             PLAIN_FLOWER: PlainFlower(boards, settings.site_budget_w, settings.seed),
         }
 

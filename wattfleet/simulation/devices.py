@@ -14,7 +14,7 @@ _MAX_DEVICES = 32
 
 
 @dataclass(frozen=True)
-class SimulatedDevice:
+class FleetDevice:
     """One device of the fleet.
 
     Attributes:

@@ -14,7 +14,7 @@ from wattfleet.common.console import count_of, energy_text
 from wattfleet.common.tables import FittingTable, columns, numbers, texts
 from wattfleet.core.modes import PowerMode
 from wattfleet.simulation.report_figures import percent
-from wattfleet.simulation.run import Snapshot, left_text
+from wattfleet.simulation.run import SimulationProgress, left_text
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 
 _STATE_STYLE = {
@@ -38,7 +38,7 @@ class LiveDisplay:
         """Print a line above the table."""
         self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: SimulationProgress) -> None:
         """Redraw."""
         self._live.update(_picture(snapshot))
 
@@ -59,7 +59,7 @@ class LineDisplay:
         """Print a line."""
         self._print(text)
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: SimulationProgress) -> None:
         """Print what has changed."""
         stamp = f"[{snapshot.elapsed_s:6.1f} s]"
         if snapshot.phase != self._phase:
@@ -92,12 +92,12 @@ class LineDisplay:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _round(view: view_pb2.RoundView, snapshot: Snapshot) -> str:
+def _round(view: view_pb2.RoundView, snapshot: SimulationProgress) -> str:
     """A round with its number, and how many there are."""
     return f"round {view.round}" + (f" of {snapshot.rounds_in_run}" if snapshot.rounds_in_run else "")
 
 
-def _left(snapshot: Snapshot) -> str:
+def _left(snapshot: SimulationProgress) -> str:
     """The time that is left, to append to a line; empty if it is unknown."""
     return "" if snapshot.left_s is None else f"; {left_text(snapshot.left_s)}"
 
@@ -115,7 +115,7 @@ def _watts(view: view_pb2.RoundView) -> str:
     return f"{view.plan.planned_w:.1f} of {view.plan.site_budget_w:g} W planned, {view.plan.duration_s:.0f} s"
 
 
-def _picture(snapshot: Snapshot) -> RenderableType:
+def _picture(snapshot: SimulationProgress) -> RenderableType:
     head = Text.assemble(
         ("Wattfleet ", "bold"),
         ("simulated fleet  ", "dim"),
@@ -137,7 +137,7 @@ def _picture(snapshot: Snapshot) -> RenderableType:
     return Group(*parts)
 
 
-def _round_line(view: view_pb2.RoundView, snapshot: Snapshot) -> Text:
+def _round_line(view: view_pb2.RoundView, snapshot: SimulationProgress) -> Text:
     chosen = ", ".join(assignment.device_id for assignment in view.plan.assignments)
     accuracy = f"  accuracy {view.metrics['accuracy']:.1%}" if "accuracy" in view.metrics else ""
     return Text.assemble((f"{_round(view, snapshot)}  ", "bold"), chosen, f"  {_watts(view)}", (accuracy, "green"))

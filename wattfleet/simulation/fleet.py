@@ -17,8 +17,8 @@ from wattfleet.common.identity.identity_folder import note_coordinator
 from wattfleet.common.identity.invites import Invite
 from wattfleet.common.identity.joining import Applicant, join_and_store
 from wattfleet.common.identity.peers import Role
-from wattfleet.simulation.devices import SimulatedDevice
-from wattfleet.simulation.flower import HOST, OFFLINE, Node, PartFailedError, Parts, program
+from wattfleet.simulation.devices import FleetDevice
+from wattfleet.simulation.flower import HOST, OFFLINE, PartFailedError, Parts, SuperNodeConfig, program
 from wattfleet.simulation.settings import SimulationSettings
 from wattfleet_proto.v1 import identity_pb2
 
@@ -72,7 +72,7 @@ def enrol_device(client: CoordinatorClient, device_id: str, board: str, state_di
 
     Raises:
         CoordinatorUnreachableError: the coordinator does not answer.
-        RequestRefusedError: the coordinator refuses the invite.
+        InvalidRequestError: the coordinator refuses the invite.
         EnrolmentRefusedError: the coordinator refuses the device.
     """
     applicant = Applicant(device_id, board, installation_name(state_dir / INSTALLATION_FILE))
@@ -193,10 +193,10 @@ class FleetParts:
         """Return the unix socket of a device's agent."""
         return self._scratch / f"{device_id}.sock"
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[SuperNodeConfig]:
         """Return the SuperNodes of the devices. They are enrolled with the agents."""
         return [
-            Node(
+            SuperNodeConfig(
                 device.device_id,
                 device.partition,
                 self.socket(device.device_id),
@@ -205,7 +205,7 @@ class FleetParts:
             for device in self._settings.devices
         ]
 
-    def _start_agent(self, device: SimulatedDevice, address: str) -> None:
+    def _start_agent(self, device: FleetDevice, address: str) -> None:
         self._parts.start(
             f"agent-{device.device_id}",
             [
@@ -219,7 +219,7 @@ class FleetParts:
             OFFLINE,
         )
 
-    def _duty_options(self, device: SimulatedDevice) -> list[str]:
+    def _duty_options(self, device: FleetDevice) -> list[str]:
         if device.duty is None:
             return []
         # A device that answers requests measures no modes during trainings.

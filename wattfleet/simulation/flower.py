@@ -213,7 +213,7 @@ OFFLINE = {
 
 
 @dataclass(frozen=True)
-class Node:
+class SuperNodeConfig:
     """The node configuration of a SuperNode.
 
     Attributes:
@@ -257,7 +257,7 @@ class FlowerDeployment:
         self,
         parts: Parts,
         home: Path,
-        nodes: Sequence[Node],
+        nodes: Sequence[SuperNodeConfig],
         supernode: Sequence[str] = SUPERNODE,
         identity: Path | None = None,
     ) -> None:
@@ -317,7 +317,7 @@ class FlowerDeployment:
             time.sleep(0.2)
         return superlink
 
-    def start_supernode(self, node: Node, link: str | None = None) -> Part:
+    def start_supernode(self, node: SuperNodeConfig, link: str | None = None) -> Part:
         """Start a SuperNode, or start it again after it has ended.
 
         Args:

@@ -26,9 +26,9 @@ from wattfleet.core.modes import ModeArray, Workload
 from wattfleet.core.prediction import Prediction, restore_predictor, warmup_s
 from wattfleet.simulation.baselines import BaselineTraining, TrueBoard, random_draw, true_boards
 from wattfleet.simulation.comparison import compared, not_compared, own_way
-from wattfleet.simulation.devices import SimulatedDevice
+from wattfleet.simulation.devices import FleetDevice
 from wattfleet.simulation.report_figures import is_predicted
-from wattfleet.simulation.run import Snapshot
+from wattfleet.simulation.run import SimulationProgress
 from wattfleet.simulation.settings import SimulatedApp, SimulationSettings
 from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.v1 import view_pb2
@@ -49,7 +49,7 @@ _MOST_MISSED = 1000
 
 
 def duties_of(
-    devices: Sequence[SimulatedDevice], state_directories: Mapping[str, Path], runs: Sequence[Mapping[str, Any]]
+    devices: Sequence[FleetDevice], state_directories: Mapping[str, Path], runs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the report on the duties, by device; empty if there are none.
 
@@ -167,7 +167,7 @@ def _joined(spans: Sequence[ServedSpan], column: str) -> Values:
 
 def build_report(
     settings: SimulationSettings,
-    runs: Sequence[Snapshot],
+    runs: Sequence[SimulationProgress],
     boards: Mapping[str, VirtualBoard],
     state_directories: Mapping[str, Path],
     baselines: BaselineTraining,
@@ -221,7 +221,7 @@ def build_report(
     }
 
 
-def _workload(last: Snapshot) -> Workload:
+def _workload(last: SimulationProgress) -> Workload:
     assert last.workload is not None, "a run that has ended has stated its workload"
     return last.workload
 
@@ -229,7 +229,7 @@ def _workload(last: Snapshot) -> Workload:
 def _run(
     settings: SimulationSettings,
     app: SimulatedApp,
-    last: Snapshot,
+    last: SimulationProgress,
     truth: Mapping[str, TrueBoard],
     state_directories: Mapping[str, Path],
 ) -> dict[str, Any]:

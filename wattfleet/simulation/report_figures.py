@@ -36,7 +36,7 @@ _FEW_SUMS = 4
 """The largest number of rounds at which the labels above the two bars of a round fit side by side."""
 
 
-class Style(NamedTuple):
+class DeviceStyle(NamedTuple):
     """A device's colour and symbol in all figures. Symbols differ, too, for readers who cannot tell colours apart."""
 
     colour: str
@@ -50,10 +50,10 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pent
 _GLYPHS = "●■◆▲▼⬟★✚"
 
 
-def device_styles(devices: Iterable[str]) -> dict[str, Style]:
+def device_styles(devices: Iterable[str]) -> dict[str, DeviceStyle]:
     """Return the style of every device, by id. There are 64 styles, the first 8 in 8 colours."""
     return {
-        device: Style(_COLOURS[k % 8], _SYMBOLS[(k + k // 8) % 8], _GLYPHS[(k + k // 8) % 8])
+        device: DeviceStyle(_COLOURS[k % 8], _SYMBOLS[(k + k // 8) % 8], _GLYPHS[(k + k // 8) % 8])
         for k, device in enumerate(devices)
     }
 
@@ -81,7 +81,7 @@ def _figures_of(run: Report) -> dict[str, Figure]:
     }
 
 
-def _front(run: Report, device: str, style: Style) -> Figure:
+def _front(run: Report, device: str, style: DeviceStyle) -> Figure:
     """Plot one device's mode space, its front and the modes that rounds selected."""
     cloud, front = run["devices"][device]["space_sample"], run["devices"][device]["front"]
     rounds: dict[tuple[str, float, float], list[int]] = defaultdict(list)
@@ -151,7 +151,7 @@ def point_labels(rounds: Mapping[tuple[str, float, float], Sequence[int]]) -> li
     return labels
 
 
-def _agreement(run: Report, styles: Mapping[str, Style], quantity: str, title: str) -> Figure:
+def _agreement(run: Report, styles: Mapping[str, DeviceStyle], quantity: str, title: str) -> Figure:
     """Plot predicted against observed values. A bar meets the diagonal if the observation is in the 90 % interval."""
     data = []
     for device, style in styles.items():
@@ -186,7 +186,7 @@ def _agreement(run: Report, styles: Mapping[str, Style], quantity: str, title: s
     return {"data": data, "layout": layout}
 
 
-def _timeline(run: Report, styles: Mapping[str, Style]) -> Figure:
+def _timeline(run: Report, styles: Mapping[str, DeviceStyle]) -> Figure:
     """Plot the rounds end to end, each as long as its slowest device. A device idles while it does not train."""
     rounds = run["rounds"]
     trained, unseen, idle, expected = (_Spans([], [], [], []) for _ in range(4))
@@ -260,7 +260,7 @@ class _Spans(NamedTuple):
         return {**shape, "marker": marker, "hovertemplate": f"{words}<extra></extra>", **more}
 
 
-def _site(run: Report, styles: Mapping[str, Style]) -> Figure:
+def _site(run: Report, styles: Mapping[str, DeviceStyle]) -> Figure:
     """Plot two stacked bars per round, planned and observed watts. Devices that are not selected idle."""
     data: list[Figure] = []
     budgets = [(one["round"], one["site_budget_w"]) for one in run["rounds"]]
@@ -404,13 +404,13 @@ _LIMIT = "#d1242f"
 _LATENCY_DOMAIN, _TRAINING_DOMAIN = [0.42, 1.0], [0.0, 0.34]
 
 
-def duty_figures(report: Report, styles: Mapping[str, Style]) -> dict[str, Figure]:
+def duty_figures(report: Report, styles: Mapping[str, DeviceStyle]) -> dict[str, Figure]:
     """Return a figure for each of the first boards with a duty, by the id of its HTML element."""
     plotted = list(report["duties"].items())[:PLOTTED]
     return {f"duty-{k}": _figure(duty, styles[device]) for k, (device, duty) in enumerate(plotted)}
 
 
-def _figure(duty: Report, style: Style) -> Figure:
+def _figure(duty: Report, style: DeviceStyle) -> Figure:
     series, late = duty["series"], duty["late"]
     above = {"type": "scatter", "yaxis": "y2"}
     data: list[Figure] = [
@@ -447,7 +447,7 @@ def _limit_line(limit_ms: float) -> Figure:
     return {"type": "line", **ends, "line": {"color": _LIMIT, "width": 1.5, "dash": "dash"}}
 
 
-def _trainings(duty: Report, style: Style) -> list[Figure]:
+def _trainings(duty: Report, style: DeviceStyle) -> list[Figure]:
     """Return a pale band for each training, across both plots."""
     return [
         {"type": "rect", "x0": span["begin_s"], "x1": span["end_s"], "yref": "paper", "y0": 0, "y1": 1}

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from coordinator.cli.client import CoordinatorClient, RequestFailedError, RequestRefusedError
+from coordinator.cli.client import CoordinatorClient, InvalidRequestError, RequestFailedError
 from edge_agent.devices.selection import open_virtual_board
-from edge_agent.devices.virtual.simulated import SimulatedDevice as SimulatedBoard
+from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.runtime.readiness import parked_mode
@@ -31,7 +31,7 @@ from wattfleet.core.duties import ConstantArrivals, Demand, Duty, keep_duty
 from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.core.modes import Profile, Task, Workload
 from wattfleet.simulation.baselines import BaselineTraining
-from wattfleet.simulation.devices import SimulatedDevice
+from wattfleet.simulation.devices import FleetDevice
 from wattfleet.simulation.digits_app.task import save_digits
 from wattfleet.simulation.fleet import FleetParts
 from wattfleet.simulation.flower import APP_DIRECTORY, FlowerDeployment, NoAnswerError, PartFailedError, Parts
@@ -380,7 +380,7 @@ def duties_named(texts: Sequence[str]) -> list[Duty]:
     return duties
 
 
-def require_kept(devices: Sequence[SimulatedDevice], boards: Mapping[str, VirtualBoard]) -> None:
+def require_kept(devices: Sequence[FleetDevice], boards: Mapping[str, VirtualBoard]) -> None:
     """Check that each board can keep its duty, by its true values, without regard to training.
 
     Args:
@@ -394,7 +394,7 @@ def require_kept(devices: Sequence[SimulatedDevice], boards: Mapping[str, Virtua
         if device.duty is None:
             continue
         board = boards[device.device_id]
-        if not isinstance(board, SimulatedBoard):
+        if not isinstance(board, SimulatedDevice):
             raise InvalidInputError(
                 f"{device.device_id}: a replayed board has no inference measurements: leave out --duty or --device-csv"
             )
@@ -404,7 +404,7 @@ def require_kept(devices: Sequence[SimulatedDevice], boards: Mapping[str, Virtua
             raise InvalidInputError(f"--duty {device.duty}: {device.device_id}: {error}") from None
 
 
-def _require_kept(board: SimulatedBoard, duty: Duty) -> None:
+def _require_kept(board: SimulatedDevice, duty: Duty) -> None:
     """Check one board; see `require_kept`. The errors are those of `wattfleet.core.duties.keep_duty`."""
     assert isinstance(duty.arrivals, ConstantArrivals), "simulated requests have a constant rate"
     highest = board.modes[[int(np.lexsort(board.modes.T)[-1])]]
@@ -433,7 +433,7 @@ _NO_RUN = RunSeen()
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SimulationProgress:
     """The progress of a simulation.
 
     Attributes:
@@ -468,12 +468,12 @@ class Display(Protocol):
         """Print a permanent line."""
         ...
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: SimulationProgress) -> None:
         """Display a snapshot."""
         ...
 
 
-def open_fleet(devices: Sequence[SimulatedDevice], site_budget_w: float) -> dict[str, VirtualBoard]:
+def open_fleet(devices: Sequence[FleetDevice], site_budget_w: float) -> dict[str, VirtualBoard]:
     """Open the boards that the agents will open, to read their true time and power.
 
     Raises:
@@ -527,7 +527,7 @@ class Simulation:
         )
         self._data_file = scratch / "digits.pt"
 
-    def complete(self, boards: Mapping[str, str]) -> list[Snapshot]:
+    def complete(self, boards: Mapping[str, str]) -> list[SimulationProgress]:
         """Run to the end. All processes are ended, even after an error.
 
         Args:
@@ -563,7 +563,7 @@ class Simulation:
                     CoordinatorUnreachableError,
                     EnrolmentRefusedError,
                     RequestFailedError,
-                    RequestRefusedError,
+                    InvalidRequestError,
                 ) as error:
                     parts.check()
                     raise PartFailedError(f"the coordinator failed: {error} (logs: {self._logs})") from None
@@ -584,7 +584,7 @@ class Simulation:
 
     def _complete_runs(
         self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str, group: int, apps: Apps
-    ) -> list[Snapshot]:
+    ) -> list[SimulationProgress]:
         """Run a group of apps at the same time, and return the last snapshot of each."""
         what = " and ".join(
             f"{app.network} network, minibatches of {' or '.join(map(str, app.batch_sizes))}" for app in apps
@@ -628,7 +628,7 @@ class Simulation:
         run_id: str,
         together: Sequence[str],
         app: SimulatedApp,
-    ) -> Snapshot:
+    ) -> SimulationProgress:
         """Wait until a run has completed, or until it or one of the runs that train `together` fails."""
 
         def poll(seen: RunSeen) -> None:
@@ -652,14 +652,14 @@ class Simulation:
         self._forecast.begin(stage, time.monotonic())
         self._show(f"{stage.text}, usually {stage.usual_s(len(self._settings.devices)):.0f} s", view)
 
-    def _show(self, phase: str, view: CoordinatorView | None, seen: RunSeen = _NO_RUN) -> Snapshot:
+    def _show(self, phase: str, view: CoordinatorView | None, seen: RunSeen = _NO_RUN) -> SimulationProgress:
         stated = seen.run.workload
         devices = view.devices(stated.name) if view else []
         now_s = time.monotonic()
         elapsed_s = now_s - self._started_s
         done = sum(each.HasField("wall_s") for each in seen.rounds)
         self._forecast.note_rounds([each.plan.duration_s for each in seen.rounds], done, now_s)
-        snapshot = Snapshot(
+        snapshot = SimulationProgress(
             phase,
             self._run_number,
             devices,

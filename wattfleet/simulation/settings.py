@@ -9,7 +9,7 @@ from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import BatchOptions
 from wattfleet.core.planning import EpochChoice
 from wattfleet.core.planning.policies import policy_named
-from wattfleet.simulation.devices import SimulatedDevice
+from wattfleet.simulation.devices import FleetDevice
 from wattfleet.simulation.digits_app.task import NETWORKS
 
 _MOST_AT_ONCE = 4  # each run has a ServerApp process, and a ClientApp process for each training
@@ -114,7 +114,7 @@ class SimulationSettings:
         patience_s: how long Flower's server waits for the SuperNodes and for a feasible first plan.
     """
 
-    devices: Sequence[SimulatedDevice]
+    devices: Sequence[FleetDevice]
     apps: Sequence[Apps]
     rounds: int
     site_budget_w: float

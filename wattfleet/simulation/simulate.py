@@ -21,7 +21,7 @@ from wattfleet.common.stop_signals import handled_signals
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.simulation.baselines import BaselineTraining
 from wattfleet.simulation.comparison import verdict
-from wattfleet.simulation.devices import SimulatedDevice, device_specs
+from wattfleet.simulation.devices import FleetDevice, device_specs
 from wattfleet.simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables, duty_table
 from wattfleet.simulation.fleet import state_directory
 from wattfleet.simulation.flower import HOST
@@ -67,7 +67,7 @@ def run_simulation(
     specs = device_specs(kinds, csv_files)
     settings = SimulationSettings(
         devices=[
-            SimulatedDevice(device_id, spec, 1000 * seed + k, k, duties[k % len(duties)] if duties else None)
+            FleetDevice(device_id, spec, 1000 * seed + k, k, duties[k % len(duties)] if duties else None)
             for k, (device_id, spec) in enumerate(specs)
         ],
         apps=apps,

@@ -210,7 +210,7 @@ class RequestService:
             until_s: the end, s; finite. The last step may end later.
             minibatches: end earlier, after this number of minibatches; None for no limit.
         """
-        run = _Run(board, self._jitter, self.now_s, self._trained_last)
+        run = _Period(board, self._jitter, self.now_s, self._trained_last)
         arrivals = [np.empty(0)]
         while run.now_s < until_s and (minibatches is None or len(run.minibatch_end_s) < minibatches):
             waiting = self._requests.waiting(run.now_s)
@@ -239,7 +239,7 @@ class RequestService:
         )
 
 
-class _Run:
+class _Period:
     """The time and the events of one period."""
 
     def __init__(self, board: SharedBoard, rng: np.random.Generator, now_s: float, trained_last: bool | None) -> None:

@@ -60,7 +60,7 @@ MAX_BYTES = 256_000_000
 """Maximum size of a file; it holds about ten million requests."""
 
 
-class Span(Protocol):
+class ModePeriod(Protocol):
     """A dataclass that describes a period in one power mode."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -71,7 +71,7 @@ class Span(Protocol):
         ...
 
 
-_S = TypeVar("_S", bound=Span)
+_S = TypeVar("_S", bound=ModePeriod)
 
 
 class SpanFile(Generic[_S]):

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from coordinator.cli.client import RequestRefusedError
+from coordinator.cli.client import InvalidRequestError
 from coordinator.repository.writer import Writer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.records import DeviceOverrides, ForgottenDevice, NodeRecord
@@ -298,7 +298,7 @@ async def test_a_forgotten_device_is_gone_and_may_enrol_again(config: Coordinato
         orin, nano = await client.two_ready()
         await a_round(client, orin)
         await shell("tag", "nano", "--add", "old")
-        with pytest.raises(RequestRefusedError) as refused:
+        with pytest.raises(InvalidRequestError) as refused:
             await shell("forget", "orin", "nano")
         assert str(refused.value) == "orin is connected: stop its agent, then forget the device"
         await leave(client, nano, "nano")
@@ -307,7 +307,7 @@ async def test_a_forgotten_device_is_gone_and_may_enrol_again(config: Coordinato
         assert "nano" not in await metrics(client)
         resolved = await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[NANO_NODE]))
         assert list(resolved.unknown_node_ids) == [NANO_NODE]
-        with pytest.raises(RequestRefusedError, match="unknown device 'nano'"):
+        with pytest.raises(InvalidRequestError, match="unknown device 'nano'"):
             await shell("forget", "nano")
     assert rows(config) | {"round": 1} == {
         **{"device": 1, "workload_front": 1, "device_overrides": 0, "node": 1},
@@ -328,7 +328,7 @@ async def test_a_device_that_a_round_holds_watts_for_is_not_forgotten(config: Co
         _, nano = await client.two_ready()
         await client.plan()
         await leave(client, nano, "nano")
-        with pytest.raises(RequestRefusedError) as refused:
+        with pytest.raises(InvalidRequestError) as refused:
             await shell("forget", "nano")
         assert re.fullmatch(
             f"watts are still held for nano by round 1 of run {RUN_NAME}: repeat the command when its grant has lapsed,"
@@ -391,7 +391,7 @@ async def test_a_finished_run_is_deleted_with_its_rounds(config: CoordinatorSett
         unplanned = planning_pb2.ReportUnplannedRoundRequest(run_id=RUN, round=2, began_ago_s=60.0, wall_s=45.0)
         await client.planning.ReportUnplannedRound(unplanned)
         await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="other", strategy="FedAvg", rounds=1))
-        with pytest.raises(RequestRefusedError) as refused:
+        with pytest.raises(InvalidRequestError) as refused:
             await shell("delete", RUN, "other")
         assert str(refused.value) == (
             f"run '{RUN_NAME}' is running: stop its Flower app, or pass --end to end the run at the coordinator"
@@ -458,7 +458,7 @@ async def test_a_run_whose_devices_cannot_be_reached_is_not_even_ended(config: C
     async with served_with_shell(config) as (client, shell):
         orin, nano = await in_training(client)
         await leave(client, orin, "orin")
-        with pytest.raises(RequestRefusedError) as refused:
+        with pytest.raises(InvalidRequestError) as refused:
             await shell("delete", RUN, "--end")
         assert re.fullmatch(
             f"run '{RUN_NAME}' holds watts for orin, which cannot be reached, so nothing was changed: repeat the"
@@ -477,7 +477,7 @@ async def test_a_run_that_has_ended_is_kept_while_a_device_still_trains_for_it(c
         orin, nano = await in_training(client)
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
         await nano.lease(GrantPhase.OVER, await nano.grant())
-        with pytest.raises(RequestRefusedError) as refused:
+        with pytest.raises(InvalidRequestError) as refused:
             await shell("delete", RUN)
         assert str(refused.value) == (
             f"run '{RUN_NAME}' has ended, but watts are still held for orin: delete the run when these devices have"

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from coordinator.cli.client import RequestFailedError, RequestRefusedError
+from coordinator.cli.client import InvalidRequestError, RequestFailedError
 from coordinator.cli.plan import seconds
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import (
@@ -131,7 +131,7 @@ async def test_a_device_is_shown_with_its_front(site: CoordinatorSettings) -> No
         assert shown.count("\n") == 15 + 4 + 2 + 4, "facts, workloads and the front"
         assert content["first_seen_unix_s"] <= content["last_seen_unix_s"] <= time.time()
         assert "no front yet" in (await shell("device", "orin-new")).stdout
-        with pytest.raises(RequestRefusedError, match="unknown device 'none': it never connected"):
+        with pytest.raises(InvalidRequestError, match="unknown device 'none': it never connected"):
             await shell("device", "none")
 
 
@@ -274,12 +274,12 @@ async def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: Coordinat
         await client.obey()
         assert (await shell("budget", "set", "site", "40")).stdout == "site: 40 W in force (operator)\n"
         assert (await shell("budget", "clear", "rack")).stdout == "rack: 60 W in force (query)\n"
-        with pytest.raises(RequestRefusedError, match="unknown supply 'attic'; known: site, rack, roof"):
+        with pytest.raises(InvalidRequestError, match="unknown supply 'attic'; known: site, rack, roof"):
             await shell("budget", "set", "attic", "5")
         for watts in ("0", "-5", "-.5", "nan"):
-            with pytest.raises(RequestRefusedError, match="must be finite and above 0 W"):
+            with pytest.raises(InvalidRequestError, match="must be finite and above 0 W"):
                 await shell("budget", "set", "rack", watts)
-        with pytest.raises(RequestRefusedError, match="for up to 366 days, or until it is cleared, not for 400 days"):
+        with pytest.raises(InvalidRequestError, match="for up to 366 days, or until it is cleared, not for 400 days"):
             await shell("budget", "set", "rack", "5", "--for", "400d")
         assert (await shell("budget", "set", "rack", "1e7")).stdout == "rack: 10,000,000 W in force (operator)\n"
         assert "rack: 55.1 W in force" in (await shell("budget", "set", "rack", "55.1235", "--for", "23h")).stdout
@@ -317,9 +317,9 @@ async def test_devices_are_tagged_and_drained(site: CoordinatorSettings) -> None
         assert (await shell("drain", "orin", "--undo")).stdout == "orin: can be selected again\n"
         with pytest.raises(InvalidInputError, match="pass at least one of --add, --remove"):
             await shell("tag", "orin")
-        with pytest.raises(RequestRefusedError, match="nano has the tag lab from the site file"):
+        with pytest.raises(InvalidRequestError, match="nano has the tag lab from the site file"):
             await shell("tag", "nano", "--remove", "lab")
-        with pytest.raises(RequestRefusedError, match="unknown device 'none': it never connected"):
+        with pytest.raises(InvalidRequestError, match="unknown device 'none': it never connected"):
             await shell("drain", "none")
 
 
@@ -358,7 +358,7 @@ async def test_a_reference_is_published_pinned_and_unpinned(
         with pytest.raises(WattfleetError, match="has the SHA-256") as refused:
             await shell("reference", "publish", str(tmp_path / "new"))
         assert refused.value.caller_must_correct
-        with pytest.raises(RequestRefusedError, match="publish it first"):
+        with pytest.raises(InvalidRequestError, match="publish it first"):
             await shell("reference", "pin", "0" * 12)
         with pytest.raises(InvalidInputError, match="the digest is empty"):
             await shell("reference", "pin", "")
@@ -496,7 +496,7 @@ async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorSetti
         with pytest.raises(InvalidInputError, match="unknown run 'x': it never started"):
             await shell("plan", "--dry-run", "--run", "x")
         await shell("budget", "set", "site", "9")
-        with pytest.raises(RequestRefusedError, match="is not enough to train one device"):
+        with pytest.raises(InvalidRequestError, match="is not enough to train one device"):
             await shell("plan", "--dry-run")
 
 
@@ -514,7 +514,7 @@ async def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorSe
         assert content["not_looked_at"] == [{"device_id": f"new-{k:02}", "reason": "enrolled"} for k in range(14)]
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
         assert "round 1 of a new run, 1 epoch" in (await shell("plan", "--dry-run")).stdout
-        with pytest.raises(RequestRefusedError, match=f"run {RUN_NAME} has ended"):
+        with pytest.raises(InvalidRequestError, match=f"run {RUN_NAME} has ended"):
             await shell("plan", "--dry-run", "--run", RUN)
         for agent in (*agents, *others):
             await agent.goodbye()

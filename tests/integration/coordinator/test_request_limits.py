@@ -17,7 +17,7 @@ from tests.fakes.served import Agent, Client, serving_client, status
 from tests.fakes.small_fleet import NODES, RUN
 from wattfleet.common.clock import SystemClock
 from wattfleet.common.identity.channels import Endpoint
-from wattfleet.flower.server.errors import RefusedError
+from wattfleet.flower.server.errors import CoordinatorRefusedError
 from wattfleet.flower.server.planning_client import PlanningClient
 from wattfleet_proto.limits import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, session_pb2_grpc, view_pb2
@@ -424,7 +424,7 @@ async def test_flowers_server_does_not_keep_a_report_that_is_too_large(config: C
         await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="run", strategy="FedAvg", rounds=1))
         flower = PlanningClient(Endpoint.of(client.bound.address, None), SystemClock())
         request = planning_pb2.ReportMetricsRequest(run_id="run", metrics=_LARGE)
-        with pytest.raises(RefusedError, match="is too large"):
+        with pytest.raises(CoordinatorRefusedError, match="is too large"):
             await asyncio.to_thread(flower.report, "ReportMetrics", lambda: request)
         assert flower.pending_reports == 0
 

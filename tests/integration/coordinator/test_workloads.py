@@ -10,7 +10,7 @@ import grpc
 import httpx
 import pytest
 
-from coordinator.cli.client import RequestRefusedError
+from coordinator.cli.client import InvalidRequestError
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.fleets import front
 from tests.fakes.served import READY, Agent, Client, asked, served_with_shell, serving_client, status
@@ -264,7 +264,7 @@ async def test_a_device_shows_each_workload_and_the_front_of_the_one_asked_for(c
         assert (
             "no front for the workload unknown yet" in (await shell("device", "orin", "--workload", "unknown")).stdout
         )
-        with pytest.raises(RequestRefusedError, match="a workload's name must have 1 to 200"):
+        with pytest.raises(InvalidRequestError, match="a workload's name must have 1 to 200"):
             await shell("devices", "--workload", "bell\x07")
 
 

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from edge_agent.learning.profiling_plan import Progress
+from edge_agent.learning.profiling_plan import ProfilingProgress
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.serving.duty_figures import DutyFile
 from edge_agent.serving.duty_planning import InferenceMeasuring
@@ -270,7 +270,7 @@ def test_a_ready_device_measures_the_inference_that_is_wanted(tmp_path, coordina
 
     def measure(measuring, modes, report):
         measured.extend(modes)
-        report(Progress(1, 1, "measured the inference"))
+        report(ProfilingProgress(1, 1, "measured the inference"))
         wanted.clear()
 
     monkeypatch.setattr("edge_agent.runtime.device_service._MEASURE_INTERVAL_S", 0.05)

@@ -28,14 +28,14 @@ from edge_agent.learning.online_learner import Observed, OnlineLearner, most_mod
 from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer, UnusableReferenceError
 from edge_agent.paths import PREDICTOR_DIRECTORY
-from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, RoundRecord
+from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, JournalledRound
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.mode_measurement import DEFAULT_LIMITS
 from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.profiling.stored_profile import chosen_workload
 from edge_agent.runtime.readiness import prepare_device
-from edge_agent.training.training import TrainingWatch
+from edge_agent.training.training import TrainingRunner
 from edge_agent.workloads.loading import StepTimes
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.boards import MODE, PARKED, RealTimeBoard, Trained
@@ -265,7 +265,7 @@ class Bench:
 
     def watch_of(self, device):
         parked = array_to_modes(self.device.modes)[0]
-        return TrainingWatch(device, parked)
+        return TrainingRunner(device, parked)
 
     def some_front_mode(self, rng):
         front = self.learner.predicted_front()[0]
@@ -418,7 +418,7 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
         assert len(measured) > 0
         assert (true_mw < 1.1 * limit_w * 1e3).all()
         assert not learner.productive(0.0).measuring
-        assert not any(isinstance(one, RoundRecord) for one in journal.records)
+        assert not any(isinstance(one, JournalledRound) for one in journal.records)
 
 
 def test_trainings_that_are_too_short_to_measure_a_mode_are_observed(tmp_path):
@@ -486,7 +486,7 @@ class SharedBoard:
     def __init__(self) -> None:
         self.shared_with: str | None = None
         self.board = RealTimeBoard()
-        self.watch = TrainingWatch(self.board, PARKED, sharing=lambda: self.shared_with)
+        self.watch = TrainingRunner(self.board, PARKED, sharing=lambda: self.shared_with)
 
     def start(self) -> None:
         self.watch.start(Trained(500, self.measures), MODE, epochs=1, power_limit_w=60)

@@ -20,7 +20,7 @@ from edge_agent.learning.online_learner import Observed
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.training import PowerNotReadError, TrainingWatch
+from edge_agent.training.training import PowerNotReadError, TrainingRunner
 from edge_agent.workloads.loading import StepTimes
 from tests.fakes.boards import MODE, OTHER, PARKED, RealTimeBoard, Trained
 from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson, open_sysfs
@@ -47,11 +47,11 @@ def board() -> VirtualBoard:
 
 
 @pytest.fixture
-def watch(board: VirtualBoard) -> TrainingWatch:
-    return TrainingWatch(board, parked_mode(board))
+def watch(board: VirtualBoard) -> TrainingRunner:
+    return TrainingRunner(board, parked_mode(board))
 
 
-def test_the_observation_matches_the_boards_true_figures(board: VirtualBoard, watch: TrainingWatch) -> None:
+def test_the_observation_matches_the_boards_true_figures(board: VirtualBoard, watch: TrainingRunner) -> None:
     watch.start(TRAINED, MODE, epochs=2, power_limit_w=60)
     assert board.current_mode() == MODE
     observed = watch.finish()
@@ -65,7 +65,7 @@ def test_the_observation_matches_the_boards_true_figures(board: VirtualBoard, wa
 @pytest.mark.parametrize("after_minibatch", [True, False])
 def test_the_time_until_the_first_minibatch_has_ended_is_no_part_of_the_pace(after_minibatch: bool) -> None:
     board = RealTimeBoard()
-    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
     watch.start(Trained(101), MODE, epochs=1, power_limit_w=30)
     board.clock.sleep_s(8.0)  # the app prepares, and trains its first minibatch
     watch.loader_seen(changed=False, after_minibatch=after_minibatch)
@@ -80,7 +80,7 @@ def test_the_time_until_the_first_minibatch_has_ended_is_no_part_of_the_pace(aft
         assert observed.epoch_s == pytest.approx(28.0) and observed.first_minibatch_s is None
 
 
-def test_a_failed_training_parks_without_an_observation(board: VirtualBoard, watch: TrainingWatch) -> None:
+def test_a_failed_training_parks_without_an_observation(board: VirtualBoard, watch: TrainingRunner) -> None:
     watch.start(TRAINED, MODE, epochs=1, power_limit_w=60)
     watch.abandon()
     assert board.current_mode() == parked_mode(board)
@@ -99,7 +99,7 @@ def test_a_reassigned_mode_is_applied_even_if_restoring_the_own_mode_fails(board
             raise ModeNotAppliedError("the own mode does not take")
 
     lower = MODE._replace(gpu_hz=318_750_000)
-    watch = TrainingWatch(board, parked_mode(board))
+    watch = TrainingRunner(board, parked_mode(board))
     watch.start(Trained(100, lambda power_limit_w: Stuck()), MODE, epochs=1, power_limit_w=60)
     assert watch.minibatches_ended([], paused=False)
     with pytest.raises(ModeNotAppliedError):
@@ -107,7 +107,7 @@ def test_a_reassigned_mode_is_applied_even_if_restoring_the_own_mode_fails(board
     assert board.current_mode() == lower
 
 
-def test_a_repeated_order_changes_nothing(board: VirtualBoard, watch: TrainingWatch) -> None:
+def test_a_repeated_order_changes_nothing(board: VirtualBoard, watch: TrainingRunner) -> None:
     watch.start(TRAINED, MODE, epochs=2, power_limit_w=60)
     watch.reassign(MODE, 60)
     observed = watch.finish()
@@ -117,7 +117,7 @@ def test_a_repeated_order_changes_nothing(board: VirtualBoard, watch: TrainingWa
     assert watch.finish() is None, "the watts have changed"
 
 
-def test_a_new_training_replaces_an_unfinished_one(board: VirtualBoard, watch: TrainingWatch) -> None:
+def test_a_new_training_replaces_an_unfinished_one(board: VirtualBoard, watch: TrainingRunner) -> None:
     watch.start(TRAINED, MODE, epochs=1, power_limit_w=60)
     board.clock.sleep_s(1000)
     slower = MODE._replace(gpu_hz=318_750_000)
@@ -128,21 +128,21 @@ def test_a_new_training_replaces_an_unfinished_one(board: VirtualBoard, watch: T
 
 
 @pytest.mark.parametrize("epochs", [0.0, -1.0, 1e-320, 1e-4, 1e5, float("nan"), float("inf")])
-def test_numbers_of_epochs_out_of_range_are_refused(board: VirtualBoard, watch: TrainingWatch, epochs: float) -> None:
+def test_numbers_of_epochs_out_of_range_are_refused(board: VirtualBoard, watch: TrainingRunner, epochs: float) -> None:
     before = board.current_mode()
     with pytest.raises(InvalidInputError, match="epochs must be 0.001 to 10000"):
         watch.start(TRAINED, MODE, epochs, power_limit_w=60)
     assert board.current_mode() == before
 
 
-def test_a_mode_of_another_board_is_refused(watch: TrainingWatch) -> None:
+def test_a_mode_of_another_board_is_refused(watch: TrainingRunner) -> None:
     with pytest.raises(InvalidInputError):
         watch.start(TRAINED, MODE._replace(gpu_hz=1), 1, power_limit_w=60)
 
 
 @pytest.mark.parametrize("shown_mw", [float("nan"), 0.0])
 def test_power_that_cannot_be_read_is_missing_not_zero(
-    board: VirtualBoard, watch: TrainingWatch, monkeypatch: pytest.MonkeyPatch, shown_mw: float
+    board: VirtualBoard, watch: TrainingRunner, monkeypatch: pytest.MonkeyPatch, shown_mw: float
 ) -> None:
     class BrokenMeter:
         def read(self) -> PowerTrace:
@@ -196,7 +196,7 @@ def opened(jetson: FakedJetson) -> SysfsDevice:
 
 def test_a_knob_without_permission_is_named_and_recovers_with_it(jetson: FakedJetson) -> None:
     device = opened(jetson)
-    watch = TrainingWatch(device, parked_mode(device))
+    watch = TrainingRunner(device, parked_mode(device))
     gpu = f"{jetson.gpu}/max_freq"
     watch.park()
     jetson.unwritable[gpu] = errno.EACCES
@@ -213,7 +213,7 @@ def test_a_knob_without_permission_is_named_and_recovers_with_it(jetson: FakedJe
 
 def test_recovery_waits_until_a_failed_power_rail_is_back(jetson: FakedJetson) -> None:
     device = opened(jetson)
-    watch = TrainingWatch(device, parked_mode(device))
+    watch = TrainingRunner(device, parked_mode(device))
     rails = jetson.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in*_input")
     jetson.unreadable.update(dict.fromkeys(rails, errno.ENODEV))
     watch.start(TRAINED, device.space.highest, epochs=1, power_limit_w=20)
@@ -245,7 +245,7 @@ def test_a_rounds_power_needs_more_read_samples_than_missing_ones(
     monkeypatch: pytest.MonkeyPatch, at_s: list[float], shown_w: list[float], observed_w: float | None
 ) -> None:
     board = RealTimeBoard()
-    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
     watch.park()
     monkeypatch.setattr(
         RealTimeBoard.Meter,
@@ -265,7 +265,7 @@ def test_a_rounds_power_needs_more_read_samples_than_missing_ones(
 
 def test_a_training_too_short_to_sample_power_yields_no_observation() -> None:
     board = RealTimeBoard()
-    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
     watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
     board.clock.sleep_s(0.1)
     assert watch.finish() is None
@@ -278,7 +278,7 @@ def test_a_mode_changed_by_another_process_yields_no_observation(
     jetson: FakedJetson, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = opened(jetson)
-    watch = TrainingWatch(device, parked_mode(device))
+    watch = TrainingRunner(device, parked_mode(device))
     watch.start(TRAINED, device.space.highest, epochs=1, power_limit_w=20)
     device.clock.sleep_s(10)
     jetson.put(f"{jetson.gpu}/min_freq", jetson.board.gpu_hz[0])
@@ -294,7 +294,7 @@ def test_the_watts_of_a_training_are_told_before_its_mode_is_applied() -> None:
     def granted(power_limit_w: float | None) -> None:
         told.append((power_limit_w, board.mode))
 
-    watch = TrainingWatch(board, PARKED, granted=granted)  # type: ignore[arg-type]
+    watch = TrainingRunner(board, PARKED, granted=granted)  # type: ignore[arg-type]
     watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
     watch.reassign(OTHER, 20)
     board.clock.sleep_s(10)
@@ -329,7 +329,7 @@ def measured_in_time(board: RealTimeBoard, journal: Journal, extra_s: float) -> 
 def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
         assert watch.minibatches_ended([], paused=False)
         assert (board.mode, board.held) == (OTHER, 1)
@@ -351,7 +351,7 @@ def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) ->
 def test_epochs_of_few_minibatches_are_measured_together(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         watch.start(measured_with(board, journal), MODE, epochs=5, power_limit_w=30)
         epochs = 0
         while watch.minibatches_ended([], paused=False):
@@ -368,7 +368,7 @@ def test_epochs_of_few_minibatches_are_measured_together(tmp_path: Path) -> None
 def test_after_the_last_epoch_the_assigned_mode_is_in_force(tmp_path: Path, epochs: int) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         watch.start(measured_with(board, journal), MODE, epochs=epochs, power_limit_w=30)
         modes = []
         for _ in range(epochs):
@@ -382,7 +382,7 @@ def test_after_the_last_epoch_the_assigned_mode_is_in_force(tmp_path: Path, epoc
 def test_epochs_too_short_for_power_discard_no_mode(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch, trained = TrainingWatch(board, PARKED), measured_with(board, journal)  # type: ignore[arg-type]
+        watch, trained = TrainingRunner(board, PARKED), measured_with(board, journal)  # type: ignore[arg-type]
         trained.minibatches_per_epoch = 15
         watch.start(trained, MODE, epochs=20, power_limit_w=30)
         for _ in range(20):
@@ -400,7 +400,7 @@ def test_a_training_that_was_too_short_to_measure_a_mode_is_noted(
 ) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch, trained = TrainingWatch(board, PARKED), measured_with(board, journal)  # type: ignore[arg-type]
+        watch, trained = TrainingRunner(board, PARKED), measured_with(board, journal)  # type: ignore[arg-type]
         trained.minibatches_per_epoch = minibatches
         watch.start(trained, MODE, epochs=1, power_limit_w=30)
         watch.minibatches_ended([], paused=False)
@@ -413,7 +413,7 @@ def test_a_training_that_was_too_short_to_measure_a_mode_is_noted(
 def test_an_abandoned_training_releases_the_fan(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
         watch.minibatches_ended([], paused=False)
         watch.abandon()
@@ -421,10 +421,10 @@ def test_an_abandoned_training_releases_the_fan(tmp_path: Path) -> None:
         assert not journal.records
 
 
-@pytest.mark.parametrize("end", [TrainingWatch.abandon, TrainingWatch.finish])
+@pytest.mark.parametrize("end", [TrainingRunner.abandon, TrainingRunner.finish])
 @pytest.mark.parametrize("broken", ["meter", "fan"])
 def test_a_training_whose_end_fails_parks_nevertheless(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[TrainingWatch], object], broken: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[TrainingRunner], object], broken: str
 ) -> None:
     board = RealTimeBoard()
 
@@ -437,7 +437,7 @@ def test_a_training_whose_end_fails_parks_nevertheless(
         raise ModeNotAppliedError("it is gone")
 
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         if broken == "meter":
             monkeypatch.setattr(RealTimeBoard.Meter, "stop", fails)
         else:
@@ -461,7 +461,7 @@ def test_a_full_disk_ends_measuring_but_not_training(tmp_path: Path, caplog: pyt
         return os.write(descriptor, data)
 
     with Journal.open(tmp_path / "profile.jsonl", HEADER, write) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
         assert watch.minibatches_ended([], paused=False)
         full = True
@@ -487,7 +487,7 @@ def test_a_short_rest_or_one_of_unknown_length_is_no_observation(
 ) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         trained = measured_with(board, journal)
         trained.minibatches_per_epoch, trained.is_length_known = 35 + left, is_length_known
         watch.start(trained, MODE, epochs=1, power_limit_w=30)
@@ -504,7 +504,7 @@ def test_a_short_rest_or_one_of_unknown_length_is_no_observation(
 def test_the_rest_of_a_training_after_measurements_is_observed_in_its_own_mode(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         trained = measured_with(board, journal)
         trained.profiler = lambda power_limit_w: ProductiveProfiler(board, [OTHER, PARKED], journal)  # type: ignore[arg-type]
         trained.minibatches_per_epoch = 100
@@ -528,7 +528,7 @@ def test_time_in_which_the_app_waits_for_the_agent_is_no_part_of_an_epoch(
     tmp_path: Path, trained_meanwhile_s: float, epoch_s: float
 ) -> None:
     board = RealTimeBoard()
-    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         complete = Trained(100, lambda power_limit_w: ProductiveProfiler(board, [], journal))  # type: ignore[arg-type]
     watch.start(complete, MODE, epochs=1, power_limit_w=30)
@@ -544,7 +544,7 @@ def test_time_in_which_the_app_waits_for_the_agent_is_no_part_of_an_epoch(
 
 def test_a_training_that_ended_during_a_fit_gives_no_observation() -> None:
     board = RealTimeBoard()
-    watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+    watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
     watch.start(Trained(100), MODE, epochs=1, power_limit_w=30)
     watch.loader_seen(changed=True)
     board.clock.sleep_s(10.0)
@@ -555,7 +555,7 @@ def test_a_training_that_ended_during_a_fit_gives_no_observation() -> None:
 def test_nothing_more_is_measured_once_the_batch_changes_in_the_midst_of_a_training(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         watch.start(measured_with(board, journal), MODE, epochs=1, power_limit_w=30)
         watch.loader_seen(changed=True)
         watch.loader_handled()
@@ -585,7 +585,7 @@ def test_measuring_takes_only_the_time_that_the_round_leaves(
 ) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         trained = measured_in_time(board, journal, extra_s=4.0)
         trained.profiled_modes = profiled_modes
         watch.start(trained, MODE, epochs=1, power_limit_w=30, planned_s=planned_s)
@@ -596,7 +596,7 @@ def test_measuring_takes_only_the_time_that_the_round_leaves(
 def test_a_measurement_that_takes_unexpectedly_long_ends_before_the_round_does(tmp_path: Path) -> None:
     board = RealTimeBoard()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        watch = TrainingWatch(board, PARKED)  # type: ignore[arg-type]
+        watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
         watch.start(measured_in_time(board, journal, extra_s=4.0), MODE, epochs=1, power_limit_w=30, planned_s=60.0)
         reported, wanted = 0, watch.minibatches_ended([], paused=False)
         while wanted:

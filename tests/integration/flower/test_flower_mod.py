@@ -22,7 +22,7 @@ from edge_agent.learning.online_learner import Observed
 from edge_agent.profiling.journal import Renewal
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.unix_socket import require_own_socket
-from edge_agent.training.training import TrainingWatch
+from edge_agent.training.training import TrainingRunner
 from tests.fakes.agent_socket import (
     MODE,
     Agent,
@@ -163,13 +163,13 @@ def test_a_mode_that_does_not_apply_degrades_the_device(agent: Agent, monkeypatc
 def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    abandon, on = TrainingWatch.abandon, set()
+    abandon, on = TrainingRunner.abandon, set()
 
-    def noted(watch: TrainingWatch) -> None:
+    def noted(watch: TrainingRunner) -> None:
         on.add(threading.current_thread().name)
         abandon(watch)
 
-    monkeypatch.setattr(TrainingWatch, "abandon", noted)
+    monkeypatch.setattr(TrainingRunner, "abandon", noted)
     with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
         start = local_pb2.StartTraining(plan_id="7/1", device_id="orin-nano-0", epochs=1.0)
         never_ends = threading.Event()

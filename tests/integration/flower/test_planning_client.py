@@ -23,7 +23,7 @@ from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 from wattfleet.common.identity.channels import Endpoint
 from wattfleet.flower.server import planning_client
 from wattfleet.flower.server.away import AwayPolicy
-from wattfleet.flower.server.errors import RefusedError
+from wattfleet.flower.server.errors import CoordinatorRefusedError
 from wattfleet.flower.server.names import RunNaming, WorkloadNaming
 from wattfleet.flower.server.nodes import Nodes
 from wattfleet.flower.server.planning_client import PlanningClient
@@ -129,7 +129,7 @@ def test_a_request_above_the_size_limit_is_refused_and_not_kept(
     planner: PlanningClient,
 ) -> None:
     bindings = [planning_pb2.NodeBinding(node_id=k, device_id=one) for k, one in enumerate(10 * IDS)]
-    with pytest.raises(RefusedError, match="larger than max"):
+    with pytest.raises(CoordinatorRefusedError, match="larger than max"):
         planner.report("BindNodes", lambda: planning_pb2.BindNodesRequest(bindings=bindings))
     assert planner.pending_reports == 0
 

@@ -32,7 +32,7 @@ from tests.fakes.flower_in_process import (
 )
 from wattfleet.flower import FedBuff, PowerAware, TwoStrategiesError
 from wattfleet.flower.server.coordinator_run import ActiveRuns
-from wattfleet.flower.server.errors import RefusedError
+from wattfleet.flower.server.errors import CoordinatorRefusedError
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
 # --- Power aware ------------------------------------------------------------------------------------------------------
@@ -441,6 +441,6 @@ def test_a_start_that_was_kept_and_then_refused_goes_on_under_the_next_id(warnin
 def test_a_coordinator_that_lets_this_app_start_no_run_ends_it() -> None:
     grid = GridOfNodes(fleet())
     planner = PlannerStub(taken={f"{RUN_ID}", *(f"{RUN_ID}-{k}" for k in range(2, 1000))})
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(CoordinatorRefusedError) as refused:
         run(grid, planner)
     assert refused.value.code is grpc.StatusCode.PERMISSION_DENIED

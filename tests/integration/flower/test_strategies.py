@@ -39,7 +39,7 @@ from tests.fakes.flower_in_process import (
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.planning import EpochChoice
 from wattfleet.flower import FedBuff, NodePrediction, PlanningError, PowerAware, Quorum, power_mode_mod
-from wattfleet.flower.server.errors import RefusedError
+from wattfleet.flower.server.errors import CoordinatorRefusedError
 from wattfleet.flower.server.replies import METRIC_PREFIX
 from wattfleet_proto.assignment import PREDICTION_KEY, RECORD_KEY, RoundAssignment
 from wattfleet_proto.v1 import local_pb2, planning_pb2
@@ -471,7 +471,9 @@ def test_a_selection_of_ones_own_limits_the_plan() -> None:
 def test_a_selection_that_chooses_nobody_is_asked_again_and_then_ends_the_run(warnings: WarningLog) -> None:
     grid = GridOfNodes(fleet())
     planner = PlannerStub(nodes=dict(KNOWN), excluded=dict.fromkeys("abcd", "has no prediction yet"))
-    with pytest.raises(RefusedError, match="select chose none of 4 nodes in round 1 .has no prediction yet."):
+    with pytest.raises(
+        CoordinatorRefusedError, match="select chose none of 4 nodes in round 1 .has no prediction yet."
+    ):
         run(grid, planner, select=partial(fastest, 2), patience_s=30.0)
     assert len(planner.asked("PredictNodes")) > 10
     assert sum(grid.clock.slept) == pytest.approx(30.0, abs=2.0)

@@ -26,7 +26,7 @@ from wattfleet.common.identity.supernode_folder import SuperNodeKey
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.flower.superlink.access import ControlAccess, NodeRegistry, StoredList, flower_key
 from wattfleet.flower.superlink.keeper import Keeper
-from wattfleet.flower.superlink.server_certificate import RefusedError, ServerCertificate, WatchedFiles
+from wattfleet.flower.superlink.server_certificate import ServerCertificate, SuperLinkRefusedError, WatchedFiles
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc
 
 EVERY_S = 2.0
@@ -240,7 +240,7 @@ async def test_what_the_coordinator_refuses_is_said(
 ) -> None:
     async with serving(certified(config, fleet.authority.folder)) as served:
         superlink = SuperLink(served.bound.address, fleet, tmp_path / "superlink")
-        with pytest.raises(RefusedError, match="restart it with --superlink-address HOST:PORT"):
+        with pytest.raises(SuperLinkRefusedError, match="restart it with --superlink-address HOST:PORT"):
             await asyncio.to_thread(superlink.certificate.prepare)
 
 

@@ -22,7 +22,16 @@ from tests.fakes.served import CertifiedFleet
 from wattfleet.common.identity.channels import Endpoint
 from wattfleet.common.identity.identity_folder import read_identity
 from wattfleet.common.identity.supernode_folder import SuperNodeKey
-from wattfleet.simulation.flower import OFFLINE, FlowerDeployment, Node, Part, Parts, environment, free_ports, program
+from wattfleet.simulation.flower import (
+    OFFLINE,
+    FlowerDeployment,
+    Part,
+    Parts,
+    SuperNodeConfig,
+    environment,
+    free_ports,
+    program,
+)
 from wattfleet.simulation.run import CoordinatorView
 
 # --- Supernode deployment ---------------------------------------------------------------------------------------------
@@ -68,7 +77,7 @@ def _command(process: psutil.Process) -> list[str]:
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
     with Parts(tmp_path / "logs") as parts:
-        node = Node("a", 0, tmp_path / "none.sock")
+        node = SuperNodeConfig("a", 0, tmp_path / "none.sock")
         deployment = FlowerDeployment(parts, tmp_path / "home", [node])
         superlink = deployment.start_superlink()
         deployment.connect()

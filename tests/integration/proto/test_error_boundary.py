@@ -31,7 +31,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "coordinator.errors.UnusableReadingError",
     "wattfleet.flower.server.errors.NoUpdatesError",  # in Flower's ServerApp
     "wattfleet.flower.server.errors.PlanningError",  # in Flower's ServerApp
-    "wattfleet.flower.server.errors.RefusedError",  # in Flower's ServerApp
+    "wattfleet.flower.server.errors.CoordinatorRefusedError",  # in Flower's ServerApp
     "wattfleet.flower.server.errors.TwoStrategiesError",  # in Flower's ServerApp
     "coordinator.errors.StoreInUseError",  # before the service is up
     "wattfleet.flower.client.agent_training.AgentUnreachableError",  # in Flower's ClientApp

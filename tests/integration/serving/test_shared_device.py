@@ -12,7 +12,7 @@ import pytest
 
 from edge_agent.devices.device import DutyNotKeptError
 from edge_agent.devices.virtual.simulated import LiveSimulatedDevice, SimulatedDevice
-from edge_agent.serving.turns import Batching, Kind
+from edge_agent.serving.turns import Batching, TurnPurpose
 from tests.fakes.boards import MODE, OTHER, PARKED
 from tests.fakes.duties import DutyAgent, duty, duty_agent_at
 from tests.fakes.polling import until
@@ -292,7 +292,7 @@ def test_a_profile_of_the_agent_holds_turns_while_requests_arrive(agent, device)
 
         def profile() -> None:
             while not ended.is_set():
-                with agent.turns.from_thread(Kind.MINIBATCH):
+                with agent.turns.from_thread(TurnPurpose.MINIBATCH):
                     device.train(0.03)
 
         profiling = threading.Thread(target=profile)

@@ -19,7 +19,7 @@ from wattfleet.common.cli import main
 from wattfleet.simulation.comparison import not_compared
 from wattfleet.simulation.display import LineDisplay, LiveDisplay, closing_line, closing_tables
 from wattfleet.simulation.flower import environment
-from wattfleet.simulation.run import Snapshot
+from wattfleet.simulation.run import SimulationProgress
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
 
 # --- Commands ---------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_settings_of_the_users_own_fleet_do_not_reach_a_simulation(monkeypatch: 
 def shown(*devices: view_pb2.DeviceView) -> str:
     out = io.StringIO()
     LineDisplay(Console(file=out, width=200)).show(
-        Snapshot("measuring idle power", 0, devices, [], None, 0.0, {}, 11.0)
+        SimulationProgress("measuring idle power", 0, devices, [], None, 0.0, {}, 11.0)
     )
     return out.getvalue()
 
@@ -175,7 +175,7 @@ def test_without_a_terminal_lines_state_how_far_the_run_is_and_how_long_it_takes
     rounds = [view_pb2.RoundView(round=1, plan=plan, wall_s=25.0, metrics={"accuracy": 0.5})]
     out = io.StringIO()
     display = LineDisplay(Console(file=out, width=200))
-    display.show(Snapshot("training in run 1 of 2", 1, [], rounds, None, 0.0, {}, 100.0, 3, 170.0))
+    display.show(SimulationProgress("training in run 1 of 2", 1, [], rounds, None, 0.0, {}, 100.0, 3, 170.0))
     assert out.getvalue().splitlines() == [
         "[ 100.0 s] training in run 1 of 2; about 3 min left",
         "[ 100.0 s] round 1 of 3: 31.0 of 60 W planned, 20 s",
@@ -186,7 +186,7 @@ def test_without_a_terminal_lines_state_how_far_the_run_is_and_how_long_it_takes
 def test_on_a_terminal_the_first_line_states_how_long_the_run_takes() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
     with Live(console=console, auto_refresh=False) as live:
-        LiveDisplay(live).show(Snapshot("training in run 1 of 2", 1, [], [], None, 0.0, {}, 100.0, 3, 170.0))
+        LiveDisplay(live).show(SimulationProgress("training in run 1 of 2", 1, [], [], None, 0.0, {}, 100.0, 3, 170.0))
         live.refresh()
     assert "training in run 1 of 2  100 s; about 3 min left" in console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -17,8 +17,15 @@ from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from wattfleet.core.modes import BOARDS, Workload, modes_to_array
 from wattfleet.core.prediction.roofline import power_mw, settings_of, step_time_ms
 from wattfleet.simulation import board_fit
-from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS, BaselineTraining, Federation, Model, StoppedError
-from wattfleet.simulation.devices import SimulatedDevice
+from wattfleet.simulation.baselines import (
+    PLAIN_FLOWER,
+    PRESETS,
+    BaselineTraining,
+    Federation,
+    Model,
+    TrainingStoppedError,
+)
+from wattfleet.simulation.devices import FleetDevice
 from wattfleet.simulation.digits_app.client_app import train_locally
 from wattfleet.simulation.digits_app.task import (
     NETWORKS,
@@ -89,7 +96,7 @@ def test_the_same_choices_are_trained_once_and_training_can_be_stopped() -> None
     second = federation.after(first, [3, 2])
     stopped.set()
     assert federation.after(first, [2, 3]) is second
-    with pytest.raises(StoppedError):
+    with pytest.raises(TrainingStoppedError):
         federation.after(first, [4])
 
 
@@ -105,7 +112,7 @@ def test_other_runs_of_a_process_keep_their_random_numbers() -> None:
 def settings_of_apps(*apps: SimulatedApp) -> SimulationSettings:
     return SimulationSettings(
         devices=[
-            SimulatedDevice(device_id, f"simulated:{device_id}", number, number)
+            FleetDevice(device_id, f"simulated:{device_id}", number, number)
             for number, device_id in enumerate(("agx-orin", "orin-nano", "orin-nx"))
         ],
         apps=[(app,) for app in apps],

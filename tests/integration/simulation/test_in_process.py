@@ -30,7 +30,7 @@ from tests.fakes.polling import until
 from wattfleet.common.identity.channels import Endpoint
 from wattfleet.core.prediction import read_artefact, restore_predictor
 from wattfleet.flower import PlanningError, PowerAware, power_mode_mod, profiled
-from wattfleet.simulation.devices import SimulatedDevice
+from wattfleet.simulation.devices import FleetDevice
 from wattfleet.simulation.digits_app.client_app import app as client_app
 from wattfleet.simulation.digits_app.task import DigitsNet, evaluate
 from wattfleet.simulation.report import duties_of
@@ -450,7 +450,7 @@ def test_rounds_are_trained_beside_requests(tmp_path: Path, monkeypatch: pytest.
     assert not planned.length_assumed
     assert 0.7 < planned.epoch_s / seen.epoch_s < 1.5
     assert seen.power_w < 1.1 * planned.power_w
-    simulated = SimulatedDevice(BOARD, "simulated:orin-nano", 0, 0, DUTY)
+    simulated = FleetDevice(BOARD, "simulated:orin-nano", 0, 0, DUTY)
     duty = duties_of([simulated], {BOARD: tmp_path / BOARD}, [])[BOARD]
     assert duty["in_time_share"] >= 0.95
     assert duty["minibatches"] == ROUNDS * LENGTH

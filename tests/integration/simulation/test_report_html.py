@@ -24,7 +24,7 @@ from tests.fakes.simulated_report import FLEET, IDLE_W, mode_values, successful_
 from wattfleet.core.modes import PowerMode
 from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS
 from wattfleet.simulation.comparison import THIS_RUN, compared, not_compared, own_way, verdict
-from wattfleet.simulation.devices import SimulatedDevice, device_specs
+from wattfleet.simulation.devices import FleetDevice, device_specs
 from wattfleet.simulation.report import duties_of
 from wattfleet.simulation.report_figures import duty_figures, figures
 from wattfleet.simulation.report_html import device_styles, repeat_command, write_html
@@ -287,7 +287,7 @@ def test_duties_have_a_table_and_plots_on_one_time_axis(report: dict[str, Any], 
     mode = PowerMode(**mode_values(0))
     span = ServedSpan(3.0, 9.0, mode, 64, True, 9e3, [4.0, 5.0, 6.0, 7.0], [90.0, 80.0, 70.0, 600.0], [5.5, 8.5])
     SpanFile(tmp_path / SERVED_FILE, ServedSpan).append(span)
-    boards = [SimulatedDevice(device, "", 0, 0, "resnet:1:500:0.5") for device in FLEET]
+    boards = [FleetDevice(device, "", 0, 0, "resnet:1:500:0.5") for device in FLEET]
     report["duties"] = duties_of(boards, dict.fromkeys(FLEET, tmp_path), report["runs"])
 
     page = _page(report, tmp_path)
@@ -407,7 +407,7 @@ def test_runs_that_cannot_be_compared_say_why(
     apps: list[tuple[str, ...]], duty: str | None, numbers: set[int], tmp_path: Path
 ) -> None:
     settings = SimulationSettings(
-        devices=[SimulatedDevice("a", "simulated:orin-nano", 0, 0, duty)],
+        devices=[FleetDevice("a", "simulated:orin-nano", 0, 0, duty)],
         apps=[tuple(SimulatedApp(network, 16) for network in together) for together in apps],
         rounds=1,
         site_budget_w=50.0,

@@ -18,7 +18,7 @@ from coordinator.services.orders import Orders, ResponseStream, grant_to_message
 from coordinator.services.planning import PlanningServicer, RoundPlanning
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
-from coordinator.state.measuring import SURVEYED_OF_KIND, Kind, SharedModes
+from coordinator.state.measuring import SURVEYED_OF_KIND, LearningKind, SharedModes
 from coordinator.state.preview import RoundPreview
 from coordinator.state.records import GivenUpTraining, StoredGrants, StoredRecord
 from tests.fakes.small_fleet import (
@@ -517,7 +517,7 @@ def test_a_preview_names_no_measuring_among_the_rounds_in_flight() -> None:
 # --- Shared modes -----------------------------------------------------------------------------------------------------
 # Measured modes that devices share: the coordinator keeps them and forwards them in time.
 
-ORIN, NANO = Kind("agx-orin", "simulated"), Kind("orin-nano", "simulated")
+ORIN, NANO = LearningKind("agx-orin", "simulated"), LearningKind("orin-nano", "simulated")
 DIGITS = Workload("digits")
 
 
@@ -540,7 +540,7 @@ def test_a_device_learns_from_the_most_experienced_device_of_a_few_other_kinds()
     shared = SharedModes(16)
     for board, counts in {"orin-nano": (2, 7), "orin-nx": (5,), "xavier-agx": (1,)}.items():
         for number, count in enumerate(counts):
-            shared.report(f"{board}-{number}", Kind(board, "simulated"), "digits", rows(count))
+            shared.report(f"{board}-{number}", LearningKind(board, "simulated"), "digits", rows(count))
     told = shared.of_others("orin", ORIN, "digits")
     assert [(each.board, len(each.measured)) for each in told] == [("orin-nano", 7), ("orin-nx", 5)]
 

@@ -45,7 +45,13 @@ from wattfleet.core.prediction.roofline import (
 )
 from wattfleet.core.prediction.roofline.estimation import Surface
 from wattfleet.core.prediction.roofline.population import Estimate
-from wattfleet.evaluation.powertrain import NEURONS, DenseNetwork, PowerTrainPredictor, Quantity, ScratchPredictor
+from wattfleet.evaluation.powertrain import (
+    NEURONS,
+    DenseNetwork,
+    NetworkQuantity,
+    PowerTrainPredictor,
+    ScratchPredictor,
+)
 from wattfleet.evaluation.regression.predictors import (
     BoostingPredictor,
     ForestPredictor,
@@ -343,12 +349,12 @@ def test_truncated_weights_of_a_predictor_are_refused(few: RooflinePredictor) ->
         RooflinePredictor.load(few.save()[:-8])
 
 
-def quantity() -> Quantity:
+def quantity() -> NetworkQuantity:
     """An untrained network with the parameters of one quantity."""
     rng, sizes = np.random.default_rng(0), (4, *NEURONS)
     weights = tuple(rng.normal(0, 0.1, (n, m)) for m, n in itertools.pairwise(sizes))
     network = DenseNetwork(SPACE.mean(0), SPACE.std(0), weights, tuple(np.zeros(n) for n in NEURONS))
-    return Quantity(network, 10.0, 0.1)
+    return NetworkQuantity(network, 10.0, 0.1)
 
 
 def estimate(mean: np.ndarray, seed: int) -> Estimate:

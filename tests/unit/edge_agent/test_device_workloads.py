@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from edge_agent.devices.device import Provenance
 from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import PROFILE_FILE, WORKLOAD_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader, RoundRecord
+from edge_agent.profiling.journal import Journal, JournalHeader, JournalledRound
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.stored_profile import WorkloadFolders, chosen_workload, folder_name, read_profile
@@ -369,10 +369,10 @@ def test_several_workloads_have_to_be_named(tmp_path: Path) -> None:
 def test_another_batch_is_another_point_of_the_same_journal(tmp_path: Path) -> None:
     path = tmp_path / PROFILE_FILE
     with Journal.open(path, header()) as journal:
-        journal.append(RoundRecord(MODE, 100.0, 9000.0))
+        journal.append(JournalledRound(MODE, 100.0, 9000.0))
         journal.batch = 32
         assert journal.remaining([MODE]) == [MODE]
-        journal.append(RoundRecord(MODE, 180.0, 9500.0))
+        journal.append(JournalledRound(MODE, 180.0, 9500.0))
     lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     assert [line.get("batch") for line in lines] == [None, 32]
     with Journal.open(path, header("another name")) as again:

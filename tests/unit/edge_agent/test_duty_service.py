@@ -20,7 +20,7 @@ from edge_agent.serving.duty_service import DutyServicer, TooManyAppsError
 from edge_agent.serving.inference import InferenceRows
 from edge_agent.serving.server_stream import ServerGoneError
 from edge_agent.serving.serving_board import DutyDevice
-from edge_agent.serving.turns import Kind
+from edge_agent.serving.turns import TurnPurpose
 from tests.fakes.boards import MODE, OTHER, PARKED
 from tests.fakes.duties import LiveBoard, duty
 from wattfleet.common.tasks import stop_tasks
@@ -93,7 +93,7 @@ def test_turns_are_handed_out_while_measured_rows_are_stored(servicer, turns, mo
             servicer.SetDuty(duty_pb2.SetDutyRequest(duty=duty().to_json(), measured=[row]), None)
         )
         assert await asyncio.to_thread(storing.wait, 10)
-        ticket = await turns.take(Kind.MINIBATCH)
+        ticket = await turns.take(TurnPurpose.MINIBATCH)
         turns.give_back(ticket)
         assert turns.duty is None
         clearing = asyncio.create_task(servicer.ClearDuty(duty_pb2.ClearDutyRequest(), None))
@@ -201,7 +201,7 @@ def run(loop: VirtualLoop, work: Coroutine[Any, Any, None]) -> None:
 
 async def answer(turns: DeviceTurns, server: int, took_s: float, arrived: int = 1) -> None:
     """Take a turn for one batch of requests and answer it."""
-    ticket = await turns.take(Kind.INFERENCE, server=server)
+    ticket = await turns.take(TurnPurpose.INFERENCE, server=server)
     await asyncio.sleep(took_s)
     turns.batch_answered(arrived, [took_s * 1e3], 0)
     turns.give_back(ticket)
@@ -220,15 +220,15 @@ def test_training_goes_on_when_requests_cease_although_no_server_reports_it():
             await answer(turns, server, 0.02, arrived=10)
             await asyncio.sleep(0.08)
             if batch % 20 == 0:
-                ticket = await turns.take(Kind.MINIBATCH)
+                ticket = await turns.take(TurnPurpose.MINIBATCH)
                 await asyncio.sleep(0.08)
                 turns.give_back(ticket)
         assert turns.why_training_waits() is None
         ceased_s = loop.time()
-        ticket = await turns.take(Kind.MINIBATCH)
+        ticket = await turns.take(TurnPurpose.MINIBATCH)
         await asyncio.sleep(0.08)
         turns.give_back(ticket)
-        await turns.take(Kind.MINIBATCH)
+        await turns.take(TurnPurpose.MINIBATCH)
         assert loop.time() - ceased_s < 40.0
         turns.stop()
 
@@ -278,7 +278,7 @@ def test_a_mode_change_that_is_asked_for_while_the_agent_stops_goes_on():
     async def stops() -> None:
         turns.serve_here()
         turns.server_connected(1)
-        await turns.take(Kind.INFERENCE)  # so that no other turn is given
+        await turns.take(TurnPurpose.INFERENCE)  # so that no other turn is given
         changing = asyncio.get_running_loop().run_in_executor(None, device.apply, OTHER)
         time.sleep(0.1)  # blocks the event loop on purpose, while the call from the other thread is pending
         turns.stop()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.device import DutyNotKeptError, PowerTrace
-from edge_agent.learning.profiling_plan import Progress
+from edge_agent.learning.profiling_plan import ProfilingProgress
 from edge_agent.paths import INFERENCE_DIRECTORY
 from edge_agent.profiling.mode_measurement import ProfilerSettings
 from edge_agent.serving import inference
@@ -100,7 +100,7 @@ class Bench:
         settings = ProfilerSettings(minibatches=5, power_samples=3)
         board: Any = self.board
         self.measuring = InferenceMeasuring(board, turns, self.planning, self.rows, self.servers, modes, settings)
-        self.reports: list[Progress] = []
+        self.reports: list[ProfilingProgress] = []
 
     def measure(self) -> set[tuple[PowerMode, int, float, float]]:
         """Measure all wanted modes; returns all stored rows."""

@@ -22,7 +22,7 @@ from edge_agent.runtime.states import (
     MAY_TRAIN,
     Action,
     BoardSampler,
-    Decision,
+    Consequences,
     DeviceFailed,
     DeviceRecovered,
     ImpossibleEventError,
@@ -39,7 +39,7 @@ from edge_agent.runtime.states import (
 )
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_figures import DutyFile
-from edge_agent.session.grants import Grants
+from edge_agent.session.grants import GrantKeeper
 from edge_agent.settings import RecoverySettings
 from tests.fakes.agent_socket import Reports
 from tests.fakes.boards import MODE, OTHER_SCRIPTED_MODE, ScriptedDevice
@@ -97,14 +97,14 @@ EVENTS = st.sampled_from([event for _, event, *_ in TABLE])
 
 @pytest.mark.parametrize(("state", "event", "then", "detail", "actions"), TABLE)
 def test_what_follows(state, event, then, detail, actions):
-    assert decide(state, event) == Decision(then, detail, actions)
+    assert decide(state, event) == Consequences(then, detail, actions)
 
 
 @pytest.mark.parametrize(("state", "event", "detail"), MEASURING_GOES_ON)
 def test_a_device_that_was_to_be_measured_is_not_ready_before_it_was(state, event, detail):
-    assert decide(state, event, reprofiling=True) == Decision(DeviceState.PROFILING, detail, AGAIN)
+    assert decide(state, event, reprofiling=True) == Consequences(DeviceState.PROFILING, detail, AGAIN)
     ended = decide(DeviceState.PROFILING, ProfileEnded(repeated=True), reprofiling=True)
-    assert ended == Decision(DeviceState.READY, "parked; profiled again", FRONT)
+    assert ended == Consequences(DeviceState.READY, "parked; profiled again", FRONT)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ class RecordedStates:
 
     def __init__(self):
         self.states = []
-        self.grants = Grants()
+        self.grants = GrantKeeper()
 
     def report_state(self, report):
         self.states.append(report.state)

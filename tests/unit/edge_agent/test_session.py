@@ -13,7 +13,7 @@ import pytest
 
 from edge_agent.paths import SESSION_FILE
 from edge_agent.session.certificate_keeper import RevokedCertificates
-from edge_agent.session.grants import Grants, NoGrantError
+from edge_agent.session.grants import GrantKeeper, NoGrantError
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import SessionNews, read_session_status
 from edge_agent.settings import SessionSettings
@@ -30,7 +30,7 @@ MODE = power_pb2.PowerMode(cores=6, cpu_khz=1_510_400, gpu_hz=624_750_000, mem_h
 
 
 async def test_a_grant_of_an_endless_plan_id_allows_nothing_and_keeps_leases_short() -> None:
-    grants = Grants()
+    grants = GrantKeeper()
     grants.greeting()
     await grants.welcomed(120.0)
     message = session_pb2.Grant(id=1, plan_id="x" * 100_000, mode=MODE, power_limit_w=25.0, longest_s=600.0)
@@ -51,7 +51,7 @@ class SetClock:
 
 async def test_a_training_is_awaited_from_its_grant_until_it_begins_or_the_grant_lapses() -> None:
     clock = SetClock()
-    grants = Grants(clock)
+    grants = GrantKeeper(clock)
     seen = [grants.awaits_training]
     grants.greeting()
     await grants.welcomed(120.0)
@@ -69,7 +69,7 @@ async def test_a_training_is_awaited_from_its_grant_until_it_begins_or_the_grant
 
 async def test_a_session_that_delivers_no_newer_grant_does_not_renew_the_old_one() -> None:
     clock = SetClock()
-    grants = Grants(clock)
+    grants = GrantKeeper(clock)
     grants.greeting()
     await grants.welcomed(120.0)
     await grants.receive(session_pb2.Grant(id=1, plan_id="7/1", mode=MODE, power_limit_w=25.0, longest_s=6000.0))
@@ -84,7 +84,7 @@ async def test_a_session_that_delivers_no_newer_grant_does_not_renew_the_old_one
 
 async def test_a_lease_that_names_the_newest_grant_renews_it_from_when_it_was_sent() -> None:
     clock = SetClock()
-    grants = Grants(clock)
+    grants = GrantKeeper(clock)
     grants.greeting()
     await grants.welcomed(120.0)
     await grants.receive(session_pb2.Grant(id=1, plan_id="7/1", mode=MODE, power_limit_w=25.0, longest_s=6000.0))
@@ -98,7 +98,7 @@ async def test_a_lease_that_names_the_newest_grant_renews_it_from_when_it_was_se
 
 
 async def test_a_training_that_the_device_itself_stops_says_why_and_the_next_one_may_run() -> None:
-    grants = Grants(SetClock())
+    grants = GrantKeeper(SetClock())
     grants.greeting()
     await grants.welcomed(120.0)
     for plan_id in ("7/1", "7/2"):
@@ -113,7 +113,7 @@ async def test_a_training_that_the_device_itself_stops_says_why_and_the_next_one
 @pytest.mark.parametrize("ends", ["trained", "stopped", "lapsed"])
 async def test_a_plan_that_is_over_stays_over_when_granted_again_after_other_plans(ends: str) -> None:
     clock = SetClock()
-    grants = Grants(clock)
+    grants = GrantKeeper(clock)
     grants.greeting()
     await grants.welcomed(120.0)
     grant = session_pb2.Grant(id=1, plan_id="7/1", mode=MODE, power_limit_w=25.0, longest_s=60.0)
@@ -141,7 +141,7 @@ async def test_a_plan_that_is_over_stays_over_when_granted_again_after_other_pla
         grants.begin("7/1")
 
 
-async def stops(grants: Grants) -> bool:
+async def stops(grants: GrantKeeper) -> bool:
     change = asyncio.ensure_future(grants.next_change())
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -19,10 +19,10 @@ from edge_agent.profiling.journal import (
     Journal,
     JournalError,
     JournalHeader,
+    JournalledRound,
     MethodRecord,
     ModeRecord,
     Renewal,
-    RoundRecord,
 )
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.stored_profile import read_profile
@@ -218,7 +218,7 @@ def test_what_was_discarded_is_on_disk_and_its_mode_is_still_to_be_measured(path
 
 def test_the_newest_of_a_mode_counts_measured_or_shown_by_a_round(path):
     with Journal.open(path, HEADER) as journal:
-        for one in (RECORDS[0], RECORDS[1], RoundRecord(MODE, 400.0, 13_500.0)):
+        for one in (RECORDS[0], RECORDS[1], JournalledRound(MODE, 400.0, 13_500.0)):
             journal.append(one)
     with Journal.open(path, HEADER) as journal:
         assert [(one.mode.cores, one.minibatch_ms) for one in journal.measurements] == [
@@ -230,9 +230,9 @@ def test_the_newest_of_a_mode_counts_measured_or_shown_by_a_round(path):
 
 def test_the_warm_up_is_known_from_a_measurement_or_a_round(path):
     with Journal.open(path, HEADER) as journal:
-        journal.append(RoundRecord(MODE, 400.0, 13_500.0))
+        journal.append(JournalledRound(MODE, 400.0, 13_500.0))
         assert journal.first_gcycles == 0
-        journal.append(RoundRecord(MODE, 400.0, 13_500.0, first_minibatch_ms=3_000.0))
+        journal.append(JournalledRound(MODE, 400.0, 13_500.0, first_minibatch_ms=3_000.0))
     with Journal.open(path, HEADER) as journal:
         assert journal.first_gcycles == pytest.approx(3.0 * MODE.cpu_khz / 1e6)
 
@@ -258,7 +258,7 @@ def test_figures_that_cannot_be_learnt_from_make_no_record(name, value):
     with pytest.raises(InvalidInputError, match=name):
         replace(RECORDS[0], **{name: value})
     with pytest.raises(InvalidInputError, match=name):
-        replace(RoundRecord(MODE, 400.0, 13_500.0), **{name: value})
+        replace(JournalledRound(MODE, 400.0, 13_500.0), **{name: value})
 
 
 @pytest.mark.parametrize("name", ["seconds", "power_spread", "minibatch_spread", "fetch_stall_ms", "compute_ms"])
@@ -267,14 +267,14 @@ def test_what_else_a_record_tells_is_finite_too(name, value):
     with pytest.raises(InvalidInputError, match=name):
         replace(RECORDS[0], **{name: value})
     with pytest.raises(InvalidInputError, match="first_minibatch_ms"):
-        RoundRecord(MODE, 400.0, 13_500.0, first_minibatch_ms=value)
+        JournalledRound(MODE, 400.0, 13_500.0, first_minibatch_ms=value)
 
 
 @pytest.mark.parametrize("kind", ["mode", "round"])
 @pytest.mark.parametrize("name", ["minibatch_ms", "power_mw"])
 @pytest.mark.parametrize("value", [*IMPOSSIBLE, "fast"])
 def test_a_line_with_impossible_figures_is_refused_by_its_number_and_kept(path, kind, name, value):
-    written(path, [RECORDS[0], RECORDS[1] if kind == "mode" else RoundRecord(MODE, 400.0, 13_500.0), RECORDS[2]])
+    written(path, [RECORDS[0], RECORDS[1] if kind == "mode" else JournalledRound(MODE, 400.0, 13_500.0), RECORDS[2]])
     lines = path.read_text().splitlines()
     lines[2] = json.dumps({**json.loads(lines[2]), name: value})
     path.write_text("\n".join(lines) + "\n")
@@ -286,7 +286,7 @@ def test_a_line_with_impossible_figures_is_refused_by_its_number_and_kept(path, 
 
 def test_a_record_keeps_its_batch(path):
     single = replace(RECORDS[0], batch=1)
-    written(path, [single, RoundRecord(RECORDS[1].mode, 400.0, 13_500.0, batch=4)])
+    written(path, [single, JournalledRound(RECORDS[1].mode, 400.0, 13_500.0, batch=4)])
     with Journal.open(path, HEADER) as journal:
         assert journal.records == (single,)
         assert [measured.batch for measured in journal.measurements] == [1, 4]

@@ -24,7 +24,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.diagnosis import samples
 from edge_agent.exporter import AgentCollector, AgentFigures, DeviceFacts, noted
 from edge_agent.paths import SESSION_FILE
-from edge_agent.profiling.journal import Discarded, ModeRecord, Renewal, RoundRecord, to_line
+from edge_agent.profiling.journal import Discarded, JournalledRound, ModeRecord, Renewal, to_line
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.stored_profile import WorkloadFolders
 from edge_agent.session.status import SessionNews
@@ -146,7 +146,7 @@ def test_a_damaged_profile_is_named_and_hides_nothing_else(agent, copied, line):
 def test_what_a_journal_discarded_and_why_it_was_renewed_is_shown(agent, copied):
     mode = PowerMode(6, 1510400, 624750000, 2133000000)
     records = [Renewal("rounds took 20 % longer", 8), ModeRecord(mode, 200, 9000, 0.1, 0.1, 40, 9, 60)]
-    records += [Discarded(mode, "throttled", 3, 5), RoundRecord(mode, 210, 9100)]
+    records += [Discarded(mode, "throttled", 3, 5), JournalledRound(mode, 210, 9100)]
     with (only_workload(copied) / "profile.jsonl").open("a") as file:
         file.writelines(json.dumps(to_line(record)) + "\n" for record in records)
     shown = agent("status", "--device", PROFILED, "--state-dir", copied)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edge_agent.serving.turns import Kind, LiveTimes, Turns
+from edge_agent.serving.turns import LiveTimes, TurnPurpose, Turns
 from wattfleet.core.duties import ConstantArrivals, Duty
 from wattfleet.core.modes import PowerMode
 
@@ -41,7 +41,7 @@ def turns_of(minibatch_ms: float | None, inference_ms: float | None, switch_ms: 
 
 def test_without_a_duty_a_free_device_is_handed_out_at_once():
     turns = Turns(LiveTimes())
-    first, second = turns.request(Kind.MINIBATCH, 0.0), turns.request(Kind.MINIBATCH, 0.0)
+    first, second = turns.request(TurnPurpose.MINIBATCH, 0.0), turns.request(TurnPurpose.MINIBATCH, 0.0)
     assert turns.granted(0.0) == [first]
     assert turns.granted(0.1) == []
     turns.end(first, 0.2)
@@ -50,11 +50,11 @@ def test_without_a_duty_a_free_device_is_handed_out_at_once():
 
 def test_requests_are_answered_before_the_next_minibatch():
     turns = turns_of(50, 20)
-    running = turns.request(Kind.MINIBATCH, 0.0)
+    running = turns.request(TurnPurpose.MINIBATCH, 0.0)
     assert turns.granted(0.0) == [running]
-    waiting = turns.request(Kind.MINIBATCH, 0.01)
+    waiting = turns.request(TurnPurpose.MINIBATCH, 0.01)
     turns.requests_waiting(SERVER, 1, 0.02)
-    requests = turns.request(Kind.INFERENCE, 0.02)
+    requests = turns.request(TurnPurpose.INFERENCE, 0.02)
     assert turns.granted(0.02) == [], "the minibatch fits and is waited for"
     turns.end(running, 0.05)
     assert turns.granted(0.05) == [requests]
@@ -67,17 +67,17 @@ def test_requests_are_answered_before_the_next_minibatch():
 def test_a_minibatch_begins_only_if_it_ends_in_time_for_the_waiting_requests(age_ms, may_begin):
     turns = turns_of(50, 20, switch_ms=10)
     turns.requests_waiting(SERVER, 1, 1.0 - age_ms / 1e3)
-    minibatch = turns.request(Kind.MINIBATCH, 1.0)
+    minibatch = turns.request(TurnPurpose.MINIBATCH, 1.0)
     assert turns.granted(1.0) == ([minibatch] if may_begin else [])
 
 
 @pytest.mark.parametrize(("minibatch_ms", "fits"), [(169, True), (171, False)])
 def test_without_requests_a_minibatch_leaves_time_for_one_that_arrives_at_once(minibatch_ms, fits):
     turns = turns_of(minibatch_ms, 20, switch_ms=10)
-    first = turns.request(Kind.MINIBATCH, 0.0)
+    first = turns.request(TurnPurpose.MINIBATCH, 0.0)
     turns.granted(0.0)  # a minibatch that does not fit is tried once
     turns.end(first, 0.1, is_complete=False)
-    second = turns.request(Kind.MINIBATCH, 0.2)
+    second = turns.request(TurnPurpose.MINIBATCH, 0.2)
     assert turns.granted(0.2) == ([second] if fits else [])
     assert (turns.why_training_waits(0.2) is not None) == (not fits)
 
@@ -85,12 +85,12 @@ def test_without_requests_a_minibatch_leaves_time_for_one_that_arrives_at_once(m
 def test_a_minibatch_that_does_not_fit_is_tried_rarely_as_the_estimates_may_be_old():
     turns = turns_of(500, 20)
     ends_s, tried = 600.0, []
-    now_s, ticket = 0.0, turns.request(Kind.MINIBATCH, 0.0)
+    now_s, ticket = 0.0, turns.request(TurnPurpose.MINIBATCH, 0.0)
     while now_s < ends_s:
         if turns.granted(now_s):
             tried.append(now_s)
             turns.end(ticket, now_s + 0.5)
-            ticket = turns.request(Kind.MINIBATCH, now_s + 0.5)
+            ticket = turns.request(TurnPurpose.MINIBATCH, now_s + 0.5)
         next_s = turns.next_check_s(now_s)
         assert next_s is not None, "it is looked at again without an event"
         now_s = next_s
@@ -102,11 +102,11 @@ def test_a_minibatch_that_does_not_fit_is_tried_rarely_as_the_estimates_may_be_o
 def test_a_trial_that_is_allowed_begins_once_no_request_waits():
     """Otherwise an app whose training was stopped would not reach its next minibatch, where it learns of the stop."""
     turns = turns_of(500, 20)
-    turns.end(turns.request(Kind.MINIBATCH, 0.0), 0.5)
-    first = turns.request(Kind.MINIBATCH, 0.5)
+    turns.end(turns.request(TurnPurpose.MINIBATCH, 0.0), 0.5)
+    first = turns.request(TurnPurpose.MINIBATCH, 0.5)
     assert turns.granted(0.5) == [first]
     turns.end(first, 1.0)
-    waiting = turns.request(Kind.MINIBATCH, 1.0)
+    waiting = turns.request(TurnPurpose.MINIBATCH, 1.0)
     turns.requests_waiting(SERVER, 1, 1.0)
     turns.allow_trial()
     assert turns.granted(1.1) == []
@@ -118,24 +118,24 @@ def test_minibatches_that_became_faster_begin_again_after_a_trial():
     turns = turns_of(500, 20)
     begun, now_s = 0, 0.0
     for _ in range(400):
-        ticket = turns.request(Kind.MINIBATCH, now_s)
+        ticket = turns.request(TurnPurpose.MINIBATCH, now_s)
         while not turns.granted(now_s):
             now_s = turns.next_check_s(now_s) or now_s + 1
         begun += 1
         now_s += 0.05
         turns.end(ticket, now_s)
     assert turns.why_training_waits(now_s) is None
-    ticket = turns.request(Kind.MINIBATCH, now_s)
+    ticket = turns.request(TurnPurpose.MINIBATCH, now_s)
     assert turns.granted(now_s) == [ticket]
 
 
 def test_the_first_minibatch_and_the_first_batch_tell_nothing_of_later_ones():
     turns = turns_of(50, None)
-    warm_up = turns.request(Kind.MINIBATCH, 0.0, is_first=True)
+    warm_up = turns.request(TurnPurpose.MINIBATCH, 0.0, is_first=True)
     assert turns.granted(0.0) == [warm_up]
     turns.end(warm_up, 3.0)
     assert turns.times.minibatch_ms(MODE) == 50
-    answered = turns.request(Kind.INFERENCE, 3.0, is_first=True)
+    answered = turns.request(TurnPurpose.INFERENCE, 3.0, is_first=True)
     assert turns.granted(3.0) == [answered]
     turns.end(answered, 5.0)
     assert turns.times.inference_ms(MODE, 1) is None
@@ -144,7 +144,7 @@ def test_the_first_minibatch_and_the_first_batch_tell_nothing_of_later_ones():
 def test_unknown_minibatches_begin_only_while_no_request_waits():
     turns = turns_of(None, 20)
     turns.requests_waiting(SERVER, 1, 0.0)
-    minibatch = turns.request(Kind.MINIBATCH, 0.0)
+    minibatch = turns.request(TurnPurpose.MINIBATCH, 0.0)
     assert turns.granted(0.0) == []
     turns.requests_waiting(SERVER, 0, None)
     assert turns.granted(0.01) == [minibatch]
@@ -152,9 +152,9 @@ def test_unknown_minibatches_begin_only_while_no_request_waits():
 
 def test_requests_are_answered_beside_a_minibatch_that_lasts_too_long():
     turns = turns_of(50, 20)
-    turns.granted(turns.request(Kind.MINIBATCH, 0.0) * 0.0)
+    turns.granted(turns.request(TurnPurpose.MINIBATCH, 0.0) * 0.0)
     turns.requests_waiting(SERVER, 1, 0.01)
-    requests = turns.request(Kind.INFERENCE, 0.01)
+    requests = turns.request(TurnPurpose.INFERENCE, 0.01)
     assert turns.granted(0.1) == []
     latest_s = turns.next_check_s(0.1)
     assert latest_s == pytest.approx(0.01 + (LIMIT_MS - 20) / 1e3)
@@ -166,10 +166,10 @@ def test_requests_are_answered_beside_a_minibatch_that_lasts_too_long():
 
 def test_a_minibatch_that_is_tried_is_waited_for_as_long_as_it_is_expected_to_last():
     turns = turns_of(500, 20)
-    minibatch = turns.request(Kind.MINIBATCH, 0.0)
+    minibatch = turns.request(TurnPurpose.MINIBATCH, 0.0)
     assert turns.granted(0.0) == [minibatch]
     turns.requests_waiting(SERVER, 1, 0.01)
-    requests = turns.request(Kind.INFERENCE, 0.01)
+    requests = turns.request(TurnPurpose.INFERENCE, 0.01)
     assert turns.next_check_s(0.3) == 0.5
     assert turns.granted(0.49) == []
     assert turns.granted(0.5) == [requests]
@@ -177,9 +177,9 @@ def test_a_minibatch_that_is_tried_is_waited_for_as_long_as_it_is_expected_to_la
 
 def test_a_turn_that_never_ends_is_given_up():
     turns = turns_of(50, 20)
-    turns.request(Kind.MINIBATCH, 0.0)
+    turns.request(TurnPurpose.MINIBATCH, 0.0)
     turns.granted(0.0)
-    other = turns.request(Kind.MINIBATCH, 0.1)
+    other = turns.request(TurnPurpose.MINIBATCH, 0.1)
     assert turns.granted(0.9) == []
     check_s = turns.next_check_s(0.9)
     assert turns.granted(check_s) == [other]
@@ -187,14 +187,14 @@ def test_a_turn_that_never_ends_is_given_up():
 
 def test_the_mode_changes_between_turns_and_nothing_begins_meanwhile():
     turns = turns_of(50, 20)
-    minibatch = turns.request(Kind.MINIBATCH, 0.0)
+    minibatch = turns.request(TurnPurpose.MINIBATCH, 0.0)
     turns.granted(0.0)
-    change, next_ = turns.request(Kind.CHANGE, 0.01), turns.request(Kind.MINIBATCH, 0.01)
+    change, next_ = turns.request(TurnPurpose.CHANGE, 0.01), turns.request(TurnPurpose.MINIBATCH, 0.01)
     assert turns.granted(0.01) == []
     turns.end(minibatch, 0.05)
     assert turns.granted(0.05) == [change]
     turns.requests_waiting(SERVER, 1, 0.06)
-    requests = turns.request(Kind.INFERENCE, 0.06)
+    requests = turns.request(TurnPurpose.INFERENCE, 0.06)
     assert turns.granted(0.06) == []
     turns.end(change, 0.07)
     assert turns.granted(0.07) == [requests]
@@ -206,10 +206,10 @@ def test_the_mode_changes_between_turns_and_nothing_begins_meanwhile():
 def test_a_mode_change_waits_for_requests_but_not_for_ever():
     turns = turns_of(50, 20)
     now_s = 0.0
-    change = turns.request(Kind.CHANGE, now_s)
+    change = turns.request(TurnPurpose.CHANGE, now_s)
     while True:  # requests without a gap
         turns.requests_waiting(SERVER, 1, now_s)
-        requests = turns.request(Kind.INFERENCE, now_s)
+        requests = turns.request(TurnPurpose.INFERENCE, now_s)
         begun = turns.granted(now_s)
         if begun == [change]:
             break
@@ -223,8 +223,8 @@ def test_no_minibatch_begins_while_a_mode_change_waits():
     turns = turns_of(50, 20)
     for _ in range(10):
         turns.times.mode_changed(190.0)
-    change = turns.request(Kind.CHANGE, 0.0)
-    turns.request(Kind.MINIBATCH, 0.0)
+    change = turns.request(TurnPurpose.CHANGE, 0.0)
+    turns.request(TurnPurpose.MINIBATCH, 0.0)
     assert turns.granted(0.0) == [], "the change takes too long for a request that arrives meanwhile"
     assert turns.next_check_s(0.0) == 1.0
     assert turns.granted(1.0) == [change]
@@ -233,10 +233,10 @@ def test_no_minibatch_begins_while_a_mode_change_waits():
 def test_in_a_slower_mode_minibatches_are_taken_for_as_slow_as_the_clocks_allow():
     turns = turns_of(50, 20)
     turns.mode = MODE._replace(gpu_hz=MODE.gpu_hz // 4)
-    ticket = turns.request(Kind.MINIBATCH, 0.0)
+    ticket = turns.request(TurnPurpose.MINIBATCH, 0.0)
     turns.granted(0.0)
     turns.end(ticket, 0.1, is_complete=False)
-    turns.request(Kind.MINIBATCH, 0.2)
+    turns.request(TurnPurpose.MINIBATCH, 0.2)
     assert turns.granted(0.2) == [], "4 x 50 ms and 4 x 20 ms do not fit into 200 ms"
 
 
@@ -275,16 +275,16 @@ def test_every_minibatch_fits_by_brute_force_and_none_that_fits_is_held_back(see
             turns.times.batch_answered(MODE, batch, 15, after_minibatch=False)
             turns.times.batch_answered(MODE, batch, 15 + board.switch_ms, after_minibatch=True)
     turns.largest_batch, turns.arrivals_per_s = board.largest_batch, per_s
-    held: tuple[Kind, int, int] | None = None  # the kind of turn, its ticket, and when it ends
-    minibatch, requests = turns.request(Kind.MINIBATCH, 0.0), None
-    begun = {Kind.MINIBATCH: 0, Kind.INFERENCE: 0}
+    held: tuple[TurnPurpose, int, int] | None = None  # the kind of turn, its ticket, and when it ends
+    minibatch, requests = turns.request(TurnPurpose.MINIBATCH, 0.0), None
+    begun = {TurnPurpose.MINIBATCH: 0, TurnPurpose.INFERENCE: 0}
     last, batch, latencies_ms = None, [], []
     for now_ms in range(20_000):
         now_s = now_ms / 1e3
         if held is not None and now_ms >= held[2]:
             kind, ticket, _ = held
             held, last = None, kind
-            if kind is Kind.INFERENCE:
+            if kind is TurnPurpose.INFERENCE:
                 latencies_ms += [now_ms - each for each in batch]
                 turns.end(ticket, now_s, len(batch))
                 oldest_s = board.waiting_ms[0] / 1e3 if board.waiting_ms else None
@@ -292,28 +292,28 @@ def test_every_minibatch_fits_by_brute_force_and_none_that_fits_is_held_back(see
                 requests = None
             else:
                 turns.end(ticket, now_s)
-                minibatch = turns.request(Kind.MINIBATCH, now_s)
+                minibatch = turns.request(TurnPurpose.MINIBATCH, now_s)
         if chance.random() < per_s / 1e3:
             board.waiting_ms.append(now_ms)
             turns.requests_waiting(SERVER, len(board.waiting_ms), board.waiting_ms[0] / 1e3)
         is_due = len(board.waiting_ms) >= 4 or (board.waiting_ms and now_ms - board.waiting_ms[0] >= gathers_ms)
-        if requests is None and is_due and (held is None or held[0] is Kind.MINIBATCH):
-            requests = turns.request(Kind.INFERENCE, now_s)
+        if requests is None and is_due and (held is None or held[0] is TurnPurpose.MINIBATCH):
+            requests = turns.request(TurnPurpose.INFERENCE, now_s)
         late = board.would_be_late(now_ms, LIMIT_MS, arrives=0 if board.waiting_ms else 1)
         granted = turns.granted(now_s)
         if granted == [minibatch]:
             assert held is None and requests is None and not late
-            held, minibatch = (Kind.MINIBATCH, minibatch, now_ms + board.minibatch_ms), 0
-            begun[Kind.MINIBATCH] += 1
+            held, minibatch = (TurnPurpose.MINIBATCH, minibatch, now_ms + board.minibatch_ms), 0
+            begun[TurnPurpose.MINIBATCH] += 1
         elif granted:
-            assert granted == [requests] and (held is None or held[0] is Kind.MINIBATCH)
+            assert granted == [requests] and (held is None or held[0] is TurnPurpose.MINIBATCH)
             batch, board.waiting_ms = board.waiting_ms[:8], board.waiting_ms[8:]
-            took_ms = board.inference_ms(len(batch)) + (board.switch_ms if last is Kind.MINIBATCH else 0)
-            held = (Kind.INFERENCE, requests, now_ms + took_ms)
-            begun[Kind.INFERENCE] += 1
+            took_ms = board.inference_ms(len(batch)) + (board.switch_ms if last is TurnPurpose.MINIBATCH else 0)
+            held = (TurnPurpose.INFERENCE, requests, now_ms + took_ms)
+            begun[TurnPurpose.INFERENCE] += 1
         elif minibatch and held is None and requests is None:
             assert late, "the device is free, and a minibatch fits"
-    assert begun[Kind.MINIBATCH] > 50 and begun[Kind.INFERENCE] > 50
+    assert begun[TurnPurpose.MINIBATCH] > 50 and begun[TurnPurpose.INFERENCE] > 50
     assert max(latencies_ms) <= LIMIT_MS
 
 
@@ -336,7 +336,7 @@ def disturbed_turns(minibatches: int = 5, minibatch_ms: float = 100.0) -> Turns:
 def train(turns: Turns, took_ms: list[float], now_s: float = 0.0, is_first: bool = False) -> float:
     """Train some minibatches one after the other in virtual time; returns when the last one ended."""
     for each_ms in took_ms:
-        ticket = turns.request(Kind.MINIBATCH, now_s, is_first=is_first)
+        ticket = turns.request(TurnPurpose.MINIBATCH, now_s, is_first=is_first)
         while not turns.granted(now_s):
             next_s = turns.next_check_s(now_s)
             assert next_s is not None, "it is looked at again without an event"
@@ -381,7 +381,7 @@ def test_a_first_time_is_not_taken_for_a_pause_however_long():
 def test_training_goes_on_beside_an_inference_server_that_hangs_in_its_turn():
     turns = disturbed_turns()
     turns.requests_waiting(SERVER, 1, 0.0, 0.0)
-    hung = turns.request(Kind.INFERENCE, 0.0, server=SERVER)
+    hung = turns.request(TurnPurpose.INFERENCE, 0.0, server=SERVER)
     assert turns.granted(0.0) == [hung]
     assert train(turns, [100.0] * 10) < 3.0
 
@@ -398,17 +398,17 @@ def test_the_requests_of_a_silent_server_count_again_at_its_next_message(in_turn
     turns = disturbed_turns()
     turns.requests_waiting(SERVER, 1, 0.0, 0.0)
     if in_turn:
-        hung = turns.request(Kind.INFERENCE, 0.0, server=SERVER)
+        hung = turns.request(TurnPurpose.INFERENCE, 0.0, server=SERVER)
         assert turns.granted(0.0) == [hung]
     now_s = train(turns, [100.0] * 10)
     turns.requests_waiting(SERVER, 2, now_s - 0.29, now_s)
-    turns.request(Kind.MINIBATCH, now_s)
+    turns.request(TurnPurpose.MINIBATCH, now_s)
     assert turns.granted(now_s) == []
 
 
 def test_an_overloaded_server_that_says_so_is_not_taken_for_a_silent_one():
     turns = disturbed_turns()
-    turns.request(Kind.MINIBATCH, 0.0)
+    turns.request(TurnPurpose.MINIBATCH, 0.0)
     for tenth in range(300):
         turns.requests_waiting(SERVER, 5, -10.0, tenth / 10)
         assert turns.granted(tenth / 10 + 0.09) == []
@@ -418,7 +418,7 @@ def test_a_training_of_one_minibatch_per_pass_is_learnt_from_its_firsts():
     turns = disturbed_turns(minibatches=0)
     turns.duty = Duty("camera", ConstantArrivals(10), 150.0)
     train(turns, [160.0, 160.0], is_first=True)
-    turns.request(Kind.MINIBATCH, 10.0)
+    turns.request(TurnPurpose.MINIBATCH, 10.0)
     assert turns.granted(10.0) == [], "160 ms do not fit into 150 ms, and one was tried"
     assert turns.why_training_waits(10.0) is not None
 
@@ -440,9 +440,9 @@ def test_first_minibatches_that_have_become_faster_train_on():
 def test_a_server_with_a_huge_largest_batch_is_given_up_after_half_a_minute():
     turns = disturbed_turns()
     turns.largest_batch = 100_000
-    hung = turns.request(Kind.INFERENCE, 0.0, server=SERVER)
+    hung = turns.request(TurnPurpose.INFERENCE, 0.0, server=SERVER)
     assert turns.granted(0.0) == [hung]
-    waiting = turns.request(Kind.INFERENCE, 1.0, server=2)
+    waiting = turns.request(TurnPurpose.INFERENCE, 1.0, server=2)
     assert turns.granted(29.9) == []
     assert turns.next_check_s(29.9) == 30.0
     assert turns.granted(30.0) == [waiting]
@@ -463,12 +463,12 @@ def test_no_number_of_long_minibatches_keeps_a_mode_change_waiting() -> None:
     turns, now_s = Turns(LiveTimes()), 0.0
     turns.mode = MODE
     for held_s in (100.0, 250.0, 700.0):
-        held = turns.request(Kind.MINIBATCH, now_s, is_first=not now_s)
+        held = turns.request(TurnPurpose.MINIBATCH, now_s, is_first=not now_s)
         assert turns.granted(now_s) == [held]
         now_s += held_s
         turns.end(held, now_s)
-    turns.request(Kind.MINIBATCH, now_s)
+    turns.request(TurnPurpose.MINIBATCH, now_s)
     turns.granted(now_s)
-    change = turns.request(Kind.CHANGE, now_s)
+    change = turns.request(TurnPurpose.CHANGE, now_s)
     waited_s = next(seconds for seconds in range(1, 10_000) if turns.granted(now_s + seconds) == [change])
     assert waited_s <= 31

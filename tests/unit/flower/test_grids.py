@@ -29,7 +29,7 @@ from tests.fakes.flower_in_process import (
 )
 from wattfleet.common.clock import VirtualClock
 from wattfleet.flower import FedBuff, PowerAware
-from wattfleet.flower.server.errors import RefusedError, SuperLinkError
+from wattfleet.flower.server.errors import CoordinatorRefusedError, SuperLinkError
 from wattfleet.flower.server.grids import SteadyGrid, WaitingGrid
 from wattfleet.flower.server.planning_client import PlanningClient
 from wattfleet.flower.server.replies import describe_error
@@ -258,12 +258,12 @@ def test_nothing_is_waited_for_if_nothing_is_sent() -> None:
 
 @pytest.mark.parametrize("code", ["CANCELLED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"])
 def test_a_coordinator_that_stops_or_is_busy_ends_no_run(code: str) -> None:
-    assert RefusedError("away", grpc.StatusCode[code]).is_transient
+    assert CoordinatorRefusedError("away", grpc.StatusCode[code]).is_transient
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "PERMISSION_DENIED", "UNKNOWN"])
 def test_a_request_that_can_never_succeed_ends_the_run(code: str) -> None:
-    assert not RefusedError("wrong", grpc.StatusCode[code]).is_transient
+    assert not CoordinatorRefusedError("wrong", grpc.StatusCode[code]).is_transient
 
 
 # --- Hostile text -----------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class HostileStub:
 
 
 def test_a_refusal_of_the_coordinator_is_plain_text() -> None:
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(CoordinatorRefusedError) as refused:
         PlanningClient(HostileStub(), VirtualClock()).call("PlanRound", None)
     assert str(refused.value).endswith("no second line") and str(refused.value).isprintable()
 

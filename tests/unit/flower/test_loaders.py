@@ -32,7 +32,7 @@ from wattfleet.flower import (
     profiled,
     until_deadline,
 )
-from wattfleet.flower.client.agent_training import CURRENT_TRAINING, Deadline, facts_of
+from wattfleet.flower.client.agent_training import CURRENT_TRAINING, TrainingDeadline, facts_of
 from wattfleet.flower.client.loaders import PlannedWork
 from wattfleet_proto.assignment import RECORD_KEY, TOOK_EPOCHS_KEY, WORK_KEY, AssignedWork, RoundAssignment
 from wattfleet_proto.v1 import local_pb2
@@ -508,7 +508,7 @@ class TimedApp:
 
     def __init__(self, deadline_s: float | None, epochs: float = 1.0) -> None:
         self.at_s = 100.0
-        self.deadline = Deadline(epochs, deadline_s, lambda: self.at_s)
+        self.deadline = TrainingDeadline(epochs, deadline_s, lambda: self.at_s)
         self.seen: list[int] = []
 
     def trains(self, loader: Iterable[int], took_s: Callable[[int], float] = lambda batch: 1.0) -> None:

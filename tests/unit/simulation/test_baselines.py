@@ -17,8 +17,8 @@ from wattfleet.core.errors import InfeasibleBudgetError
 from wattfleet.core.modes import PowerMode, Workload, WorkloadFacts, array_to_modes
 from wattfleet.core.prediction import warmup_s
 from wattfleet.simulation.baselines import (
+    BestPresets,
     PlainFlower,
-    Presets,
     TrainedBoards,
     TrueBoard,
     random_draw,
@@ -130,7 +130,7 @@ def test_presets_are_the_fastest_combination_of_the_drawn_devices_within_the_bud
 ) -> None:
     budget_w = 70.0
     idle_w = sum(parked_w(board.board) for board in truth.values())
-    drawn = [Presets(truth, budget_w, SEED, EPOCHS, 3).modes(number) for number in range(1, 5)]
+    drawn = [BestPresets(truth, budget_w, SEED, EPOCHS, 3).modes(number) for number in range(1, 5)]
     for modes in drawn:
         choices = []
         for device_id in modes:
@@ -149,9 +149,9 @@ def test_presets_are_the_fastest_combination_of_the_drawn_devices_within_the_bud
         assert within[tuple(modes.values())] == pytest.approx(min(within.values()))
     assert [len(modes) for modes in drawn] == [3] * len(drawn)
     assert len({frozenset(modes) for modes in drawn}) > 1, "each round has a draw of its own"
-    assert len(Presets(truth, budget_w, SEED, EPOCHS).modes(1)) == 3, "half of the devices"
+    assert len(BestPresets(truth, budget_w, SEED, EPOCHS).modes(1)) == 3, "half of the devices"
     with pytest.raises(InfeasibleBudgetError):
-        Presets(truth, 40.0, SEED, EPOCHS).modes(1)
+        BestPresets(truth, 40.0, SEED, EPOCHS).modes(1)
 
 
 def test_a_random_draw_gets_the_same_modes_and_true_lengths_as_the_selection(truth: dict[str, TrueBoard]) -> None:

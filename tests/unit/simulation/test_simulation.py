@@ -19,7 +19,7 @@ from edge_agent.serving.device_turns import ServedSpan
 from tests.fakes.polling import until
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import MAX_BATCH_OPTIONS, PowerMode
-from wattfleet.simulation.devices import SimulatedDevice
+from wattfleet.simulation.devices import FleetDevice
 from wattfleet.simulation.fleet import FleetParts
 from wattfleet.simulation.flower import environment
 from wattfleet.simulation.report import duties_of
@@ -87,7 +87,7 @@ class NoProcesses:
 
 def settings(policy: str, deadline_s: float | None, clients: int | None = None) -> SimulationSettings:
     return SimulationSettings(
-        devices=[SimulatedDevice("nano-0", "simulated:orin-nano", 0, 0, None)],
+        devices=[FleetDevice("nano-0", "simulated:orin-nano", 0, 0, None)],
         apps=DEFAULT_APPS,
         rounds=1,
         site_budget_w=50.0,
@@ -126,7 +126,7 @@ MODE = PowerMode(4, 1190400, 306000000, 665600000)
 
 
 def require(duty: str) -> None:
-    device = SimulatedDevice("orin-nano-0", "simulated:orin-nano", 1, 0, duty)
+    device = FleetDevice("orin-nano-0", "simulated:orin-nano", 1, 0, duty)
     require_kept([device], {"orin-nano-0": open_virtual_board(device.spec, device.seed)})
 
 
@@ -148,10 +148,10 @@ def test_more_requests_than_a_board_answers_are_refused_with_the_most_that_would
 def test_a_replayed_board_has_no_duty(tmp_path: Path) -> None:
     file = tmp_path / "board.csv"
     file.write_text("cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw\n4,1190400,306000000,665600000,462.3,10931\n")
-    device = SimulatedDevice("replay-0", f"replay:{file}", 0, 0, "resnet:5:500")
+    device = FleetDevice("replay-0", f"replay:{file}", 0, 0, "resnet:5:500")
     with pytest.raises(InvalidInputError, match="replay-0: a replayed board has no inference measurements"):
         require_kept([device], {"replay-0": open_virtual_board(device.spec, 0)})
-    require_kept([SimulatedDevice("replay-0", device.spec, 0, 0)], {})
+    require_kept([FleetDevice("replay-0", device.spec, 0, 0)], {})
 
 
 def test_the_option_is_named_where_a_duty_is_refused() -> None:
@@ -174,7 +174,7 @@ def test_the_report_has_latencies_and_training_on_one_time_axis(tmp_path: Path) 
     part = {"device": "a", "predicted_epoch_s": 12.0, "observed_epoch_s": 10.0, "length_assumed": False}
     assumed = part | {"observed_epoch_s": 1.0, "length_assumed": True}
     runs = [{"rounds": [{"assignments": [part, assumed, part | {"device": "b"}]}]}]
-    (duty,) = duties_of([SimulatedDevice("a", "", 0, 0, "resnet:1:500")], {"a": tmp_path}, runs).values()
+    (duty,) = duties_of([FleetDevice("a", "", 0, 0, "resnet:1:500")], {"a": tmp_path}, runs).values()
 
     assert (duty["requests"], duty["missed"]) == (31, 1)
     assert duty["in_time_share"] == pytest.approx(30 / 31)
@@ -195,7 +195,7 @@ def test_the_report_has_latencies_and_training_on_one_time_axis(tmp_path: Path) 
 
 
 def test_boards_without_duties_are_not_in_the_report(tmp_path: Path) -> None:
-    assert duties_of([SimulatedDevice("a", "", 0, 0)], {"a": tmp_path}, []) == {}
+    assert duties_of([FleetDevice("a", "", 0, 0)], {"a": tmp_path}, []) == {}
 
 
 # --- Environment ------------------------------------------------------------------------------------------------------

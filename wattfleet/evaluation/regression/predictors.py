@@ -39,7 +39,7 @@ _MIN_LOG_SD = 1e-6
 
 
 @dataclass(frozen=True)
-class Quantity:
+class RegressedQuantity:
     """One regressed quantity.
 
     Attributes:
@@ -73,7 +73,7 @@ class Regression:
     name: ClassVar[str]
     transfers: ClassVar[bool] = False
 
-    def __init__(self, profile: Profile, time: Quantity, power: Quantity, batch: int | None) -> None:
+    def __init__(self, profile: Profile, time: RegressedQuantity, power: RegressedQuantity, batch: int | None) -> None:
         self.profile = profile
         self.time = time
         self.power = power
@@ -107,7 +107,7 @@ class Regression:
         return cls(profile, time, power, batch)
 
     @classmethod
-    def _quantity(cls, knobs: Values, observed: Values) -> Quantity:
+    def _quantity(cls, knobs: Values, observed: Values) -> RegressedQuantity:
         """Fit one quantity, and estimate its error on rows that the fit has not seen.
 
         The 90 % interval is as wide as 90 % of the errors of a five-fold cross-validation need (a conformal interval).
@@ -121,7 +121,7 @@ class Regression:
         rank = min(int(np.ceil(_COVERED * (len(errors) + 1))), len(errors))
         widest = float(np.sort(np.abs(errors))[rank - 1])
         log_sd = max(widest / normal_quantile((1 + _COVERED) / 2), _MIN_LOG_SD)
-        return Quantity(cls._fitted(knobs, logarithms), log_sd)
+        return RegressedQuantity(cls._fitted(knobs, logarithms), log_sd)
 
     @classmethod
     def _fitted(cls, knobs: Values, logarithms: Values) -> Any:

@@ -81,7 +81,7 @@ Figure = dict[str, Any]
 _GREY = "#8a8f98"
 
 
-class Style(NamedTuple):
+class MethodStyle(NamedTuple):
     """A method's legend text and its look in plots. Shapes differ as well as colours, for colour-blind readers."""
 
     label: str
@@ -92,18 +92,18 @@ class Style(NamedTuple):
 
 
 STYLES = {
-    "wattfleet": Style("Wattfleet's default, measures the modes it would choose", "#0072b2", "circle", "●"),
-    "roofline": Style("Wattfleet's predictor, fitted to random modes", "#009e73", "diamond", "◆"),
-    "powertrain": Style("PowerTrain's transfer", "#d55e00", "square", "■"),
-    "scratch": Style("PowerTrain's network without transfer", "#cc79a7", "triangle-up", "▲"),
-    "linear": Style("ridge regression on logarithms", "#7a5c3e", "x", "✖", "dashdot"),
-    "tree": Style("a decision tree", "#a6761d", "hexagon", "⬢", "dashdot"),
-    "forest": Style("a random forest", "#1b7837", "diamond-open", "◇", "dashdot"),
-    "boosting": Style("gradient-boosted trees", "#762a83", "star-diamond", "✦", "dashdot"),
-    "random": Style("the best of random measured modes", "#8f7ae5", "pentagon", "⬟", "dot"),
-    "binary-search": Style("halves the knobs by measured power", "#e69f00", "triangle-down", "▼", "dot"),
-    "presets": Style("NVIDIA's presets, chosen by the watts in their names", "#56b4e9", "star", "★", "dash"),
-    "maxn": Style("the highest mode", _GREY, "cross", "✚", "dash"),
+    "wattfleet": MethodStyle("Wattfleet's default, measures the modes it would choose", "#0072b2", "circle", "●"),
+    "roofline": MethodStyle("Wattfleet's predictor, fitted to random modes", "#009e73", "diamond", "◆"),
+    "powertrain": MethodStyle("PowerTrain's transfer", "#d55e00", "square", "■"),
+    "scratch": MethodStyle("PowerTrain's network without transfer", "#cc79a7", "triangle-up", "▲"),
+    "linear": MethodStyle("ridge regression on logarithms", "#7a5c3e", "x", "✖", "dashdot"),
+    "tree": MethodStyle("a decision tree", "#a6761d", "hexagon", "⬢", "dashdot"),
+    "forest": MethodStyle("a random forest", "#1b7837", "diamond-open", "◇", "dashdot"),
+    "boosting": MethodStyle("gradient-boosted trees", "#762a83", "star-diamond", "✦", "dashdot"),
+    "random": MethodStyle("the best of random measured modes", "#8f7ae5", "pentagon", "⬟", "dot"),
+    "binary-search": MethodStyle("halves the knobs by measured power", "#e69f00", "triangle-down", "▼", "dot"),
+    "presets": MethodStyle("NVIDIA's presets, chosen by the watts in their names", "#56b4e9", "star", "★", "dash"),
+    "maxn": MethodStyle("the highest mode", _GREY, "cross", "✚", "dash"),
 }
 
 # Their intervals and choices vary so much that the plots could not be read.
@@ -182,7 +182,7 @@ def _size_of_choice(transfers: Sequence[Report]) -> int:
     return sizes[-1] if sizes else 0
 
 
-class Grid(NamedTuple):
+class EvaluationTable(NamedTuple):
     """Evaluations as a table.
 
     Attributes:
@@ -194,14 +194,14 @@ class Grid(NamedTuple):
     rows: dict[tuple[str, str | None, str], list[Report | None]]
 
 
-def _grid(rows: Sequence[Report], column: str, also: Iterable[int] = ()) -> Grid:
+def _grid(rows: Sequence[Report], column: str, also: Iterable[int] = ()) -> EvaluationTable:
     """The evaluations as a table, with a column for each of their numbers and of `also`."""
     columns = sorted({*(row[column] for row in rows), *also})
     found: dict[tuple[str, str | None, str], list[Report | None]] = {}
     for row in rows:
         cells = found.setdefault((row["target"], row["reference"], row["name"]), [None] * len(columns))
         cells[columns.index(row[column])] = row
-    return Grid(columns, found)
+    return EvaluationTable(columns, found)
 
 
 def _errors(pair: Report, quantity: str) -> Figure:

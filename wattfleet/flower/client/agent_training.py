@@ -63,7 +63,7 @@ _WINDOW = 31
 _SYNCHRONIZE_LAST_S = 5.0
 
 
-class Deadline:
+class TrainingDeadline:
     """One training's deadline, and how much of its work was done before it.
 
     Attributes:
@@ -184,7 +184,7 @@ class AgentTraining:
         """
         self._requests: SimpleQueue[local_pb2.TrainRequest | None] = SimpleQueue()
         self._answers: SimpleQueue[local_pb2.TrainResponse | Exception] = SimpleQueue()
-        self.deadline = Deadline(1.0, None)
+        self.deadline = TrainingDeadline(1.0, None)
         self.optimizer_steps = 0
         self.has_reported = False
         self.short_pass: int | None = None
@@ -211,7 +211,7 @@ class AgentTraining:
             self._requests.put(None)
             raise
 
-    def set_deadline(self, deadline: Deadline) -> Deadline:
+    def set_deadline(self, deadline: TrainingDeadline) -> TrainingDeadline:
         """Set the training's deadline; it has passed already if the agent stopped the training before."""
         self.deadline = deadline
         if self._is_stopped:

@@ -18,8 +18,8 @@ from wattfleet.flower.client.agent_training import (
     CURRENT_TRAINING,
     AgentTraining,
     AgentUnreachableError,
-    Deadline,
     MeasuredError,
+    TrainingDeadline,
 )
 from wattfleet.flower.client.automatic_profiling import automatic_profiling, why_unprofiled
 from wattfleet_proto.assignment import (
@@ -141,7 +141,7 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
         training.work = work
         try:
             training.start(assignment)
-            deadline = training.set_deadline(Deadline(assignment.epochs, assignment.deadline_s))
+            deadline = training.set_deadline(TrainingDeadline(assignment.epochs, assignment.deadline_s))
             reply, is_out_of_memory, has_measured = None, False, False
             token = CURRENT_TRAINING.set(training)
             socket_token = CURRENT_SOCKET.set(socket)
@@ -198,7 +198,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
 
 
-def _done(deadline: Deadline, finished: local_pb2.TrainingFinished) -> dict[str, bool | float | str]:
+def _done(deadline: TrainingDeadline, finished: local_pb2.TrainingFinished) -> dict[str, bool | float | str]:
     """Return what the reply reports about the training: how much was done, seconds per epoch and watts."""
     done: dict[str, bool | float | str] = {}
     if deadline.used:

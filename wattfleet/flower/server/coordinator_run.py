@@ -20,11 +20,11 @@ from flwr.common.logger import log
 from wattfleet.common.clock import Clock
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import EpochChoice
-from wattfleet.flower.server.errors import LostRunError, RefusedError, TwoStrategiesError
-from wattfleet.flower.server.names import RunNames
+from wattfleet.flower.server.errors import CoordinatorRefusedError, LostRunError, TwoStrategiesError
+from wattfleet.flower.server.names import RunTitle
 from wattfleet.flower.server.planning_client import PlanningClient
 from wattfleet.flower.server.predictions import NodePrediction, node_predictions
-from wattfleet.flower.server.replies import UnplannedRound, truncate_failures
+from wattfleet.flower.server.replies import RoundWithoutPlan, truncate_failures
 from wattfleet_proto.convert import epoch_choice_to_message, workload_to_message
 from wattfleet_proto.limits import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2
@@ -82,7 +82,7 @@ _MAX_KEPT_RESULTS = 200_000
 
 
 @dataclass
-class _Run:
+class _StartedRun:
     """A run that was started, or that will be started once the coordinator can be reached.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Run:
     flower_id: str
     rounds: int
     workload: Workload
-    names: RunNames
+    names: RunTitle
     ids_tried: int = 1
 
     @property
@@ -126,7 +126,7 @@ class CoordinatorRun:
         self._local_epochs = local_epochs
         self._clock = clock
         self._token = secrets.token_urlsafe(32)
-        self._run: _Run | None = None
+        self._run: _StartedRun | None = None
         self._is_finished = False
 
     @property
@@ -153,7 +153,7 @@ class CoordinatorRun:
         """Stop plans from choosing the local epochs, because the app does not follow them."""
         self._local_epochs = EpochChoice.fixed(self.usual_epochs)
 
-    def start(self, flower_id: str, rounds: int, workload: Workload, names: RunNames) -> None:
+    def start(self, flower_id: str, rounds: int, workload: Workload, names: RunTitle) -> None:
         """Start a run at the coordinator, or later if the coordinator cannot be reached now.
 
         Args:
@@ -163,20 +163,20 @@ class CoordinatorRun:
             names: its name and its labels.
 
         Raises:
-            RefusedError: the coordinator refused the run.
+            CoordinatorRefusedError: the coordinator refused the run.
         """
-        self._run = run = _Run(flower_id, rounds, workload, names)
+        self._run = run = _StartedRun(flower_id, rounds, workload, names)
         self._start(run)
 
     def start_again(self) -> None:
         """Start the run again after `finish`, because the app requests further rounds of it.
 
         Raises:
-            RefusedError: the coordinator refused the run.
+            CoordinatorRefusedError: the coordinator refused the run.
         """
         self._start(self._started)
 
-    def _start(self, run: _Run) -> None:
+    def _start(self, run: _StartedRun) -> None:
         self._is_finished = False
         self._planner.report(
             "StartRun",
@@ -190,7 +190,7 @@ class CoordinatorRun:
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
-            RefusedError: the coordinator refused.
+            CoordinatorRefusedError: the coordinator refused.
             LostRunError: the coordinator does not know the run any more.
         """
         request = planning_pb2.PlanRoundRequest(
@@ -214,7 +214,7 @@ class CoordinatorRun:
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
-            RefusedError: the coordinator refused.
+            CoordinatorRefusedError: the coordinator refused.
         """
         request = planning_pb2.PlanMeasuringRequest(
             run_id=self._started.run_id,
@@ -231,7 +231,7 @@ class CoordinatorRun:
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
-            RefusedError: the coordinator refused.
+            CoordinatorRefusedError: the coordinator refused.
             LostRunError: the coordinator does not know the run any more.
         """
         request = planning_pb2.PredictNodesRequest(
@@ -245,7 +245,7 @@ class CoordinatorRun:
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
-            RefusedError: the coordinator refused.
+            CoordinatorRefusedError: the coordinator refused.
         """
         request = planning_pb2.GetPlanRequest(plan_id=plan_id)
         # A round waits for this answer.
@@ -261,7 +261,7 @@ class CoordinatorRun:
         self._report("FinishRound", lambda: request)
 
     def report_unplanned(
-        self, unplanned: UnplannedRound, results: Mapping[int, planning_pb2.DeviceResult], wall_s: float
+        self, unplanned: RoundWithoutPlan, results: Mapping[int, planning_pb2.DeviceResult], wall_s: float
     ) -> None:
         """Report a round without a plan. The report is sent when the coordinator answers again.
 
@@ -318,11 +318,11 @@ class CoordinatorRun:
         )
 
     @property
-    def _started(self) -> _Run:
+    def _started(self) -> _StartedRun:
         assert self._run is not None, "it was started"
         return self._run
 
-    def _start_request(self, run: _Run) -> planning_pb2.StartRunRequest:
+    def _start_request(self, run: _StartedRun) -> planning_pb2.StartRunRequest:
         return planning_pb2.StartRunRequest(
             run_id=run.run_id,
             strategy=self._strategy,
@@ -337,7 +337,7 @@ class CoordinatorRun:
     def _call(self, method: str, request: Any) -> Any:
         try:
             return self._planner.call(method, request)
-        except RefusedError as refused:
+        except CoordinatorRefusedError as refused:
             if refused.code is grpc.StatusCode.NOT_FOUND:
                 raise LostRunError(self._started.run_id, self._planner.name) from None
             raise
@@ -345,16 +345,16 @@ class CoordinatorRun:
     def _report(self, method: str, build: Callable[[], Any]) -> None:
         try:
             self._planner.report(method, build)
-        except RefusedError as refused:
+        except CoordinatorRefusedError as refused:
             log(WARNING, "the coordinator rejected %s: %s", method, refused)
 
 
-def _log_name(run: _Run, name: str) -> None:
+def _log_name(run: _StartedRun, name: str) -> None:
     """Log what the coordinator calls a run."""
     log(INFO, "run %s is called %s at the coordinator", run.run_id, name)
 
 
-def _takes_next_id(run: _Run, refused: RefusedError) -> bool:
+def _takes_next_id(run: _StartedRun, refused: CoordinatorRefusedError) -> bool:
     """Give a run the next id if another process has started a run with its current id.
 
     Returns:

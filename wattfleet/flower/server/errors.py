@@ -11,7 +11,7 @@ class PlanningError(WattfleetError):
     """No round can be planned; the text gives the reason."""
 
 
-class RefusedError(PlanningError):
+class CoordinatorRefusedError(PlanningError):
     """The coordinator answered with an error.
 
     Attributes:

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from wattfleet.common.clock import Clock, SystemClock
 from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.flower.server.errors import NoUpdatesError, RefusedError
+from wattfleet.flower.server.errors import CoordinatorRefusedError, NoUpdatesError
 from wattfleet.flower.server.grids import steady
 from wattfleet.flower.server.replies import Arrays, SentRound, Update, describe_error, step
 from wattfleet.flower.server.rounds import PlannedRounds
@@ -268,7 +268,7 @@ class _Loop:
             except CoordinatorUnreachableError:  # trainings in flight go on, and send their updates meanwhile
                 self._updated_s, self._no_plan_before_s = now_s, self._clock.now_s() + _AWAY_POLL_S
                 return
-            except RefusedError as refused:
+            except CoordinatorRefusedError as refused:
                 if not (self._in_flight and refused.is_transient):
                     raise
                 return  # trainings in flight hold the watts; a plan becomes possible when one of them ends

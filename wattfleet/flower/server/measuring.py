@@ -14,7 +14,7 @@ from wattfleet.common.clock import Clock
 from wattfleet.common.console import plain_text
 from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 from wattfleet.core.errors import first_few
-from wattfleet.flower.server.errors import RefusedError
+from wattfleet.flower.server.errors import CoordinatorRefusedError
 from wattfleet.flower.server.replies import describe_error
 from wattfleet.flower.server.rounds import PlannedRounds
 from wattfleet_proto.assignment import CUT_KEY, MEASURED_KEY, RECORD_KEY, UNPROFILED_KEY, RoundAssignment
@@ -322,7 +322,7 @@ class Measurements:
             return planning_pb2.PlanMeasuringResponse()
         try:
             return self._rounds.plan_measuring(grid, node_ids, survey_s)
-        except (CoordinatorUnreachableError, RefusedError) as error:
+        except (CoordinatorUnreachableError, CoordinatorRefusedError) as error:
             if self._is_new("", str(error)):
                 log(INFO, "no device measures now: %s", error)
             # The answer may have been lost, and devices may still be reconnecting.

@@ -25,7 +25,7 @@ NAME_KEY, LABELS_KEY = "run-name", "run-labels"
 
 
 @dataclass(frozen=True)
-class RunNames:
+class RunTitle:
     """What a run is called.
 
     Attributes:
@@ -62,7 +62,7 @@ class RunNaming:
         self._labels = {key: _text_of(value) for key, value in (labels or {}).items()}
         require_labels(self._labels)
 
-    def of(self, run: Any) -> RunNames:
+    def of(self, run: Any) -> RunTitle:
         """The name and the labels of one run.
 
         Args:
@@ -78,7 +78,7 @@ class RunNaming:
         if name:
             require_run_name(name)
         require_labels(labels)
-        return RunNames(name, str(getattr(run, "fab_id", "") or "")[:MAX_ID_CHARACTERS], labels)
+        return RunTitle(name, str(getattr(run, "fab_id", "") or "")[:MAX_ID_CHARACTERS], labels)
 
 
 def _text_of(value: Any) -> Any:

@@ -22,7 +22,7 @@ from wattfleet.common.identity.channels import Endpoint, why_refused
 from wattfleet.common.identity.identity_folder import Identity
 from wattfleet.common.identity.renewal import RenewalSchedule, renew_if_due
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.flower.server.errors import RefusedError
+from wattfleet.flower.server.errors import CoordinatorRefusedError
 from wattfleet_proto.limits import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
@@ -44,7 +44,7 @@ _CHECK_IDENTITY_EVERY_S = 60.0
 _ROUND_TRIP_METHOD = "ResolveNodes"
 
 
-class _RetryLaterError(RefusedError):
+class _RetryLaterError(CoordinatorRefusedError):
     """The coordinator cannot accept a report now, but may accept it later."""
 
 
@@ -61,7 +61,7 @@ class _Report:
 
     method: str
     build: Callable[[], Any]
-    corrects: Callable[[RefusedError], bool]
+    corrects: Callable[[CoordinatorRefusedError], bool]
     accepted: Callable[[Any], None]
 
 
@@ -152,14 +152,14 @@ class PlanningClient:
 
         Raises:
             CoordinatorUnreachableError: it does not answer, or does not accept this client.
-            RefusedError: another service answers.
+            CoordinatorRefusedError: another service answers.
         """
         if self._is_refused:
             self.keep_identity()  # the identity may have been replaced by a new enrolment
         timeout_s = self._reconnect_timeout_s if self.is_unreachable else self._connect_timeout_s
         try:
             self._call(_ROUND_TRIP_METHOD, planning_pb2.ResolveNodesRequest(), min(timeout_s, within_s))
-        except RefusedError as refused:
+        except CoordinatorRefusedError as refused:
             if refused.code not in UNREACHABLE:
                 raise
             # A failed TLS handshake is looked for once per outage, and again while it lasts. Otherwise the coordinator
@@ -172,7 +172,7 @@ class PlanningClient:
             raise why or CoordinatorUnreachableError(str(refused)) from None
         self.is_unreachable = self._is_examined = False
         self._failed_attempts = 0
-        with suppress(RefusedError):
+        with suppress(CoordinatorRefusedError):
             self._send_pending()
 
     def call(self, method: str, request: Any) -> Any:
@@ -180,11 +180,11 @@ class PlanningClient:
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
-            RefusedError: the coordinator answered with an error.
+            CoordinatorRefusedError: the coordinator answered with an error.
         """
         try:
             return self._call(method, request, _ANSWER_TIMEOUT_S, wait_for_ready=False)
-        except RefusedError as refused:
+        except CoordinatorRefusedError as refused:
             if refused.code in UNREACHABLE:
                 # A coordinator that has no ready device answers with the same status.
                 self.connect()
@@ -195,11 +195,11 @@ class PlanningClient:
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer within 2 s, or a few round trips.
-            RefusedError: the coordinator answered with an error.
+            CoordinatorRefusedError: the coordinator answered with an error.
         """
         try:
             return self._call(method, request, self._reconnect_timeout_s, wait_for_ready=False)
-        except RefusedError as refused:
+        except CoordinatorRefusedError as refused:
             if refused.code not in UNREACHABLE:
                 raise
             self.is_unreachable = True
@@ -209,7 +209,7 @@ class PlanningClient:
         self,
         method: str,
         build: Callable[[], Any],
-        corrects: Callable[[RefusedError], bool] = lambda _: False,
+        corrects: Callable[[CoordinatorRefusedError], bool] = lambda _: False,
         accepted: Callable[[Any], None] = lambda _: None,
     ) -> None:
         """Send a report, or keep it until the coordinator can accept it.
@@ -221,7 +221,7 @@ class PlanningClient:
             accepted: called with the coordinator's answer, perhaps much later.
 
         Raises:
-            RefusedError: the coordinator will never accept the report.
+            CoordinatorRefusedError: the coordinator will never accept the report.
         """
         report = _Report(method, build, corrects, accepted)
         if not self.is_unreachable:
@@ -243,13 +243,13 @@ class PlanningClient:
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
-            RefusedError: the coordinator cannot accept a report now.
+            CoordinatorRefusedError: the coordinator cannot accept a report now.
         """
         if self.is_unreachable and self._pending:
             self.connect()
         try:
             self._send_pending()
-        except RefusedError as refused:
+        except CoordinatorRefusedError as refused:
             if refused.code in UNREACHABLE:
                 self.connect()
             raise
@@ -261,7 +261,7 @@ class PlanningClient:
                 self._send(report)
             except _RetryLaterError:
                 raise
-            except RefusedError as refused:
+            except CoordinatorRefusedError as refused:
                 log(WARNING, "the coordinator rejected %s: %s", report.method, refused)
             del self._pending[0]
 
@@ -270,14 +270,14 @@ class PlanningClient:
 
         Raises:
             _RetryLaterError: the coordinator may accept it later, when it is back or its disk has room again.
-            RefusedError: the coordinator will never accept it.
+            CoordinatorRefusedError: the coordinator will never accept it.
         """
         while True:
             request = report.build()
             try:
                 report.accepted(self._call(report.method, request, self._report_timeout_s))
                 return
-            except RefusedError as refused:
+            except CoordinatorRefusedError as refused:
                 # gRPC uses the same status for a request above its own size limit, which can never be accepted.
                 is_full = refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
                 if refused.code in UNREACHABLE or (is_full and request.ByteSize() <= MAX_MESSAGE_BYTES):
@@ -317,4 +317,4 @@ class PlanningClient:
         except grpc.RpcError as error:
             details = plain_text(error.details() or "")
             text = f"the coordinator at {self.name}: {error.code().name}: {details}"
-            raise RefusedError(text, error.code()) from None
+            raise CoordinatorRefusedError(text, error.code()) from None

@@ -131,7 +131,7 @@ class PlannedRound:
 
 
 @dataclass
-class UnplannedRound:
+class RoundWithoutPlan:
     """The messages of a round that trains without a plan, while the coordinator is away.
 
     Attributes:
@@ -160,7 +160,7 @@ class UnplannedRound:
         return {}
 
 
-SentRound = PlannedRound | UnplannedRound
+SentRound = PlannedRound | RoundWithoutPlan
 
 
 # --- Buffered aggregation ---------------------------------------------------------------------------------------------

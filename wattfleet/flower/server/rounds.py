@@ -20,16 +20,16 @@ from wattfleet.core.modes import Workload
 from wattfleet.core.planning import EpochChoice
 from wattfleet.flower.server.away import AwayPolicy, Outage
 from wattfleet.flower.server.coordinator_run import ACTIVE_RUNS, CoordinatorRun
-from wattfleet.flower.server.errors import PlanningError, RefusedError
-from wattfleet.flower.server.names import RunNames, RunNaming, WorkloadNaming
+from wattfleet.flower.server.errors import CoordinatorRefusedError, PlanningError
+from wattfleet.flower.server.names import RunNaming, RunTitle, WorkloadNaming
 from wattfleet.flower.server.nodes import POLL_S, Nodes
 from wattfleet.flower.server.planning_client import PlanningClient
 from wattfleet.flower.server.predictions import NodePrediction, predicted_metrics
 from wattfleet.flower.server.replies import (
     PlannedRound,
     RoundReplies,
+    RoundWithoutPlan,
     SentRound,
-    UnplannedRound,
     assigned_messages,
     bases_of,
     normalise_updates,
@@ -105,7 +105,7 @@ class PlannedRounds:
         self._nodes = Nodes(planner, limits.nodes_s, clock)
         self._outage = Outage(away, strategy, clock)
         self._has_planned = self._may_follow = self._is_ended = False
-        self._unplanned: dict[int, UnplannedRound] = {}
+        self._unplanned: dict[int, RoundWithoutPlan] = {}
         self._said_unprofiled: set[str] = set()
 
     @contextmanager
@@ -175,7 +175,8 @@ class PlannedRounds:
                 for now is waited for, since they may be the only nodes that can be planned.
 
         Raises:
-            RefusedError: no device became ready, the watts are too few for any device, or the coordinator refused.
+            CoordinatorRefusedError: no device became ready, the watts are too few for any device, or the coordinator
+                refused.
             CoordinatorUnreachableError: the coordinator does not answer, and `waits` is false.
             PlanningError: the run has to end, since the coordinator does not answer.
         """
@@ -190,7 +191,7 @@ class PlannedRounds:
                 if self._outage.policy.action == "unplanned" and (
                     allowed := self._nodes.allowed_without_plan(grid, node_ids)
                 ):
-                    self._unplanned[number] = UnplannedRound(allowed, number, self._clock.now_s())
+                    self._unplanned[number] = RoundWithoutPlan(allowed, number, self._clock.now_s())
                     return self._unplanned[number]
                 if not waits:
                     raise
@@ -217,7 +218,7 @@ class PlannedRounds:
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
-            RefusedError: the coordinator refused.
+            CoordinatorRefusedError: the coordinator refused.
         """
         self._planner.send_pending()
         return self._run.plan_measuring(self._nodes.identified(grid, node_ids), survey_s)
@@ -227,7 +228,7 @@ class PlannedRounds:
 
         Raises:
             PlanningError: the run has not started.
-            RefusedError: the coordinator refused.
+            CoordinatorRefusedError: the coordinator refused.
             CoordinatorUnreachableError: the coordinator does not answer.
         """
         if not self._run.is_started:
@@ -257,11 +258,11 @@ class PlannedRounds:
 
     def extended_timeout_s(self, sent: SentRound, timeout_s: float | None) -> float | None:
         """Return the timeout of a round whose timeout has passed: a longer one if the plan was trimmed meanwhile."""
-        if isinstance(sent, UnplannedRound):
+        if isinstance(sent, RoundWithoutPlan):
             return sent.timeout_s
         try:
             sent.plan = self._run.current_plan(sent.plan.plan_id)
-        except (CoordinatorUnreachableError, RefusedError) as error:
+        except (CoordinatorUnreachableError, CoordinatorRefusedError) as error:
             log(
                 WARNING,
                 "not waiting any longer for replies, because it is unknown whether the plan was trimmed: %s",
@@ -279,7 +280,7 @@ class PlannedRounds:
 
         Without a plan, messages stay as they are.
         """
-        if isinstance(sent, UnplannedRound):
+        if isinstance(sent, RoundWithoutPlan):
             unchanged = list(messages)
             sent.sent += [(message.metadata, str(message.metadata.dst_node_id)) for message in unchanged]
             sent.bases = bases_of(unchanged)
@@ -316,7 +317,7 @@ class PlannedRounds:
             elif result.share < 1:
                 log(INFO, "%s did %.0f %% of its work before the deadline", result.device_id, 100 * result.share)
         wall_s = self._clock.now_s() - sent.began_s
-        if isinstance(sent, UnplannedRound):
+        if isinstance(sent, RoundWithoutPlan):
             self._report_unplanned(sent, results, wall_s)
             return answered.replies
         if adds_metrics:
@@ -399,7 +400,7 @@ class PlannedRounds:
         return self._nodes.device_of(int(label)) or f"node {label}"
 
     def _report_unplanned(
-        self, unplanned: UnplannedRound, results: list[planning_pb2.DeviceResult], wall_s: float
+        self, unplanned: RoundWithoutPlan, results: list[planning_pb2.DeviceResult], wall_s: float
     ) -> None:
         self._unplanned.pop(unplanned.number, None)
         by_node = {int(result.device_id): result for result in results}
@@ -407,7 +408,7 @@ class PlannedRounds:
             result.device_id = self._nodes.device_of(node_id)
         self._run.report_unplanned(unplanned, by_node, wall_s)
 
-    def _start(self, run_id: str, rounds: int, workload: Workload, names: RunNames) -> None:
+    def _start(self, run_id: str, rounds: int, workload: Workload, names: RunTitle) -> None:
         self._has_planned = self._may_follow = self._is_ended = False
         self._unplanned = {}
         self._said_unprofiled = set()
@@ -429,7 +430,7 @@ class PlannedRounds:
         while self._planner.pending_reports and not error:
             try:
                 self._planner.send_pending()
-            except (CoordinatorUnreachableError, RefusedError):
+            except (CoordinatorUnreachableError, CoordinatorRefusedError):
                 if self._clock.now_s() - began_s >= _FINAL_REPORTS_WITHIN_S:
                     break
                 self._clock.sleep_s(POLL_S)
@@ -466,7 +467,7 @@ class PlannedRounds:
                 if self._select is not None:
                     known = selected_nodes(self._select, number, self._run.predictions(known))
                 return self._run.plan(number, known)
-            except RefusedError as refused:
+            except CoordinatorRefusedError as refused:
                 timeout_s, poll_s = self._wait_for(refused) if waits else (0.0, 0.0)
                 now_s = self._clock.now_s()
                 if refused.code is not refusal:
@@ -486,7 +487,7 @@ class PlannedRounds:
                 self._clock.sleep_s(poll_s)
             node_ids = list(grid.get_node_ids())
 
-    def _wait_for(self, refused: RefusedError) -> tuple[float, float]:
+    def _wait_for(self, refused: CoordinatorRefusedError) -> tuple[float, float]:
         """Return for how many seconds to retry after a refusal, and the interval in seconds."""
         if not refused.is_transient:
             return 0.0, 0.0

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Strategy
 from wattfleet.core.choosing import BatchEfficiency, scaled_learning_rate
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import BatchOptions, Workload
-from wattfleet.flower.server.errors import RefusedError
+from wattfleet.flower.server.errors import CoordinatorRefusedError
 from wattfleet.flower.server.predictions import NodePrediction
 from wattfleet_proto.assignment import AssignedWork
 from wattfleet_proto.v1 import planning_pb2
@@ -95,7 +95,7 @@ def selected_nodes(select: Select, number: int, predictions: Sequence[NodePredic
         predictions: of the connected nodes.
 
     Raises:
-        RefusedError: it selects none; it may select some once more devices are ready.
+        CoordinatorRefusedError: it selects none; it may select some once more devices are ready.
         InvalidInputError: it selects something that is not the id of a predicted node.
     """
     selected = list(dict.fromkeys(select(number, predictions)))
@@ -108,7 +108,7 @@ def selected_nodes(select: Select, number: int, predictions: Sequence[NodePredic
             )
     if not selected:
         reasons = {prediction.reason for prediction in predictions if prediction.reason}
-        raise RefusedError(
+        raise CoordinatorRefusedError(
             f"select chose none of {len(predictions)} nodes in round {number}"
             + (f" ({'; '.join(sorted(reasons)[:3])})" if reasons else "")
             + ": let it choose at least one",

@@ -83,7 +83,7 @@ FOLDER = "superlink"
 KEY = "server.key"
 
 
-class RefusedError(WattfleetError):
+class SuperLinkRefusedError(WattfleetError):
     """The coordinator refuses a request of the SuperLink; the text gives the reason."""
 
     caller_must_correct = True
@@ -134,7 +134,7 @@ class ServerCertificate:
 
         Raises:
             InvalidInputError: the files cannot be read or written, or there is no certificate that is still valid.
-            RefusedError: the coordinator refuses.
+            SuperLinkRefusedError: the coordinator refuses.
         """
         try:
             self.renew()
@@ -167,7 +167,7 @@ class ServerCertificate:
 
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
-            RefusedError: the coordinator refuses.
+            SuperLinkRefusedError: the coordinator refuses.
             InvalidInputError: the files cannot be read or written.
         """
         key_pem = self._key()
@@ -177,7 +177,7 @@ class ServerCertificate:
         with superlink_service(self._endpoint) as stub:
             answer = stub.IssueServerCertificate(request, timeout=TIMEOUT_S)
         if not matches(key_pem, answer.certificate_pem):
-            raise RefusedError("the coordinator sent a certificate for another key: check its version")
+            raise SuperLinkRefusedError("the coordinator sent a certificate for another key: check its version")
         try:
             replace_file(self.trusted_file, answer.trusted_pem)
             replace_file(self.certificate_file, answer.certificate_pem)
@@ -213,7 +213,7 @@ def superlink_service(endpoint: Endpoint) -> Iterator[Any]:
 
     Raises:
         CoordinatorUnreachableError: the coordinator does not answer.
-        RefusedError: it refuses.
+        SuperLinkRefusedError: it refuses.
     """
     try:
         with endpoint.channel() as channel:
@@ -223,8 +223,8 @@ def superlink_service(endpoint: Endpoint) -> Iterator[Any]:
         if status.code() in UNREACHABLE:
             raise unreachable(endpoint) from None
         if status.code() is grpc.StatusCode.UNIMPLEMENTED:
-            raise RefusedError(
+            raise SuperLinkRefusedError(
                 f"the coordinator at {endpoint.address} does not serve SuperLinks: make its authority with"
                 " `wattfleet coordinator init`"
             ) from None
-        raise RefusedError(plain_text(status.details() or status.code().name)) from None
+        raise SuperLinkRefusedError(plain_text(status.details() or status.code().name)) from None

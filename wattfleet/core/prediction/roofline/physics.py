@@ -324,7 +324,7 @@ def step_time_ms(theta: TimeParameters, settings: Settings) -> Values:
 
 
 @dataclass(frozen=True)
-class Activity:
+class Utilization:
     """The utilization of a board that works with `n` settings, from which its power follows.
 
     Attributes:
@@ -340,16 +340,16 @@ class Activity:
     mem_use: Values
 
 
-def activity(theta: TimeParameters, settings: Settings) -> Activity:
+def activity(theta: TimeParameters, settings: Settings) -> Utilization:
     """The utilization at `[n, 5]` settings by the time model."""
     cores, cpu, _, _ = _knobs(settings)
     parts = step_parts(theta, settings)
     loading_cores = parts.loading_ms / parts.step_ms * loader_cores(theta, cores, cpu)
     busy_cores = np.minimum(loading_cores + parts.launch_ms / parts.step_ms, cores)
-    return Activity(settings, busy_cores, parts.compute_ms / parts.step_ms, parts.traffic_ms / parts.step_ms)
+    return Utilization(settings, busy_cores, parts.compute_ms / parts.step_ms, parts.traffic_ms / parts.step_ms)
 
 
-def active_power_mw(power: PowerParameters, busy: Activity) -> Values:
+def active_power_mw(power: PowerParameters, busy: Utilization) -> Values:
     """Board power at the `n` settings of an activity, `[n]` mW."""
     cores, cpu, gpu, mem = _knobs(busy.settings)
     cpu_voltage = 1 + power.core_voltage * _smooth_positive(cpu - power.core_knee_ghz, _KNEE_WIDTH_GHZ) ** 2
