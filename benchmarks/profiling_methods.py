@@ -21,10 +21,9 @@ from threadpoolctl import threadpool_limits
 
 from wattfleet.core.modes import Profile, board_with_modes, read_profile
 from wattfleet.core.prediction import MIN_MODES, Predictor, RooflinePredictor
-from wattfleet.evaluation.choice_methods import BinarySearch, ChoiceMethod, MeasureWhatMatters
-from wattfleet.evaluation.corpus_predictions import Fit
+from wattfleet.evaluation.judging.choices import ChoiceCases, evaluate_choice
 from wattfleet.evaluation.judging.sources import audited, find_reference
-from wattfleet.evaluation.judging.transfer import ChoiceCases, evaluate_choice
+from wattfleet.evaluation.methods import Fit, MeasureWhatMatters, Method, ModeSearch
 
 _SHIPPED = "agx_orin_resnet18"
 _TRANSFER_MODES = (0, 5, 10, 20, 50)
@@ -77,13 +76,13 @@ def losses(data: Path, runs: int, methods: list[str]) -> Iterator[Loss]:
         trusted = audited(profile, known).trusted
         budgets_w = [float(watts) for watts in range(target.budgets_w[0], target.budgets_w[1] + 1)]
 
-        def evaluated(method: ChoiceMethod, limit: int, budgets_w: list[float], runs: int) -> ChoiceCases:
+        def evaluated(method: Method[float], limit: int, budgets_w: list[float], runs: int) -> ChoiceCases:
             return evaluate_choice(profile, method, limit, budgets_w, runs, 0, trusted=trusted)  # noqa: B023  # called only within its own iteration
 
         for method in methods:
             if method == "binary-search":
                 met = [watts for watts in budgets_w if watts * 1e3 >= profile.power_mw.min()]
-                alone = [evaluated(BinarySearch(), len(profile), [watts], 1) for watts in met]
+                alone = [evaluated(ModeSearch(), len(profile), [watts], 1) for watts in met]
                 yield _loss(method, len(profile), target, alone)
                 continue
             scratch = method == "scratch"
@@ -110,7 +109,7 @@ def _loss(method: str, limit: int, target: Target, all_cases: list[ChoiceCases])
     penalty_pct = np.concatenate([values.ravel() for values in passing])
     judged = np.isfinite(penalty_pct)
     excess_w = np.concatenate([cases.excess_w.ravel() for cases in all_cases])
-    modes = np.concatenate([cases.modes_measured for cases in all_cases])
+    modes = np.concatenate([cases.measured for cases in all_cases])
 
     def figures(value: np.floating) -> float:
         return round(float(value), 2)

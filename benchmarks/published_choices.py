@@ -16,8 +16,8 @@ from reference_models.training import percentage_errors
 from wattfleet.core.errors import WattfleetError
 from wattfleet.core.modes import Profile, read_profile
 from wattfleet.core.prediction import Predictor
-from wattfleet.evaluation.choice_methods import RandomThenPredict
-from wattfleet.evaluation.judging.transfer import evaluate_choice
+from wattfleet.evaluation.judging.choices import evaluate_choice
+from wattfleet.evaluation.methods import RandomThenPredict
 from wattfleet.evaluation.powertrain import PowerTrainPredictor, Schedule
 
 REFERENCE, TARGET = "agx_orin_resnet18", "agx_orin_mobilenetv3"

@@ -7,7 +7,7 @@ import numpy as np
 from wattfleet.core.choosing import ServiceLimits
 from wattfleet.core.modes import BatchArray, ModeArray, Profile, Task, board_named
 from wattfleet.core.prediction import Prediction
-from wattfleet.evaluation.interleaving_methods import PairCorpora
+from wattfleet.evaluation.methods import PairCorpora
 
 SPACE = board_named("agx-orin").space.array()
 BATCHES = (1, 4, 16, 32)

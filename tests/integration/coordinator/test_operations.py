@@ -283,7 +283,7 @@ async def leave(client: Client, agent: Agent, device_id: str) -> None:
 
 async def metrics(client: Client) -> str:
     reader, writer = await asyncio.open_connection(*client.bound.http_address.split(":"))
-    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
     text = (await reader.read()).decode()
     writer.close()
     return text

@@ -11,12 +11,10 @@ import pytest
 from wattfleet.core.choosing import InterleavingObjective, ServiceLimits
 from wattfleet.core.modes import Task, read_profile
 from wattfleet.core.prediction import RooflinePredictor
-from wattfleet.evaluation.choice_methods import MeasureWhatMatters
 from wattfleet.evaluation.cli import options
-from wattfleet.evaluation.interleaving_methods import PairCorpora, interleaving_method_named
-from wattfleet.evaluation.judging.serving import evaluate_interleaving
+from wattfleet.evaluation.judging.choices import evaluate_choice, evaluate_interleaving
 from wattfleet.evaluation.judging.sources import find_reference
-from wattfleet.evaluation.judging.transfer import evaluate_choice
+from wattfleet.evaluation.methods import MeasureWhatMatters, PairCorpora, interleaving_method_named
 
 # --- Choices on corpora -----------------------------------------------------------------------------------------------
 # The choices of Wattfleet's own method on the measured corpora.
@@ -53,7 +51,7 @@ def test_choices_on_the_corpora_stay_within_known_penalties(
     assert 100 * (cases.excess_w > 1).mean() <= over_1w_pct
     assert np.median(cases.penalty_pct) <= median_pct
     assert cases.penalty_pct.mean() <= mean_pct
-    assert (cases.modes_measured <= limit).all()
+    assert (cases.measured <= limit).all()
 
 
 # --- Interleaving on corpora ------------------------------------------------------------------------------------------

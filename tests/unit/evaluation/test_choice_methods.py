@@ -19,29 +19,28 @@ from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
     BOARDS,
     BatchArray,
-    Measurement,
     ModeArray,
-    PowerMode,
     Profile,
     WorkloadFacts,
-    array_to_modes,
     board_with_modes,
     nearest_mode,
 )
 from wattfleet.core.prediction import Prediction, Predictor, RooflinePredictor
 from wattfleet.core.prediction.roofline import power_mw, settings_of, step_time_ms
-from wattfleet.evaluation.choice_methods import (
-    NAMES,
-    BinarySearch,
-    BruteForce,
+from wattfleet.evaluation.grid_search import BATCH, KNOBS, Grid
+from wattfleet.evaluation.judging.choices import evaluate_choice
+from wattfleet.evaluation.judging.transfer import TransferScores, evaluate_transfer, quartiles
+from wattfleet.evaluation.methods import (
+    CHOICE_METHODS,
     Choose,
-    MeasurementSession,
+    EveryRow,
+    ModeSearch,
     Presets,
     RandomThenPredict,
+    Session,
+    TrainingBench,
     choice_method_named,
 )
-from wattfleet.evaluation.grid_search import BATCH, KNOBS, Grid
-from wattfleet.evaluation.judging.transfer import TransferScores, evaluate_choice, evaluate_transfer, quartiles
 
 # --- Choice methods ---------------------------------------------------------------------------------------------------
 # Properties of all choice methods, and the behaviour of each one.
@@ -65,94 +64,79 @@ def corpus() -> Profile:
 
 
 CORPUS = corpus()
-TABLE = {measurement.mode: measurement for measurement in CORPUS.measurements()}
+BENCH = TrainingBench(CORPUS)
 BUDGETS_W = np.linspace(CORPUS.power_mw.min() / 1e3 + 0.5, CORPUS.power_mw.max() / 1e3, 8).tolist()
 # All methods except the other kinds of predictors, which are used in the same way as `roofline`.
 REFERENCE = RooflinePredictor.fit(CORPUS.rows(np.arange(0, len(CORPUS), 7)))
 ALL = {
     name: choice_method_named(name, lambda predictor: lambda profile: RooflinePredictor.fit(profile, REFERENCE), BOARD)
-    for name in NAMES
+    for name in CHOICE_METHODS
     if name not in ("powertrain", "scratch", "linear", "tree", "forest", "boosting")
 }
 MEASURED_ONLY = ("random", "binary-search", "brute-force")
 
 
-class Recorder:
-    """Measures from the corpus and records the requested modes."""
-
-    def __init__(self) -> None:
-        self.requested: list[PowerMode] = []
-
-    def __call__(self, mode: PowerMode) -> Measurement:
-        self.requested.append(mode)
-        return TABLE[mode]
-
-
-def limit_of(name: str) -> int:
-    return len(CORPUS) if name == "brute-force" else 12
+def choose_after(name: str, limit: int = 12, seed: int = 0) -> tuple[Session[float], Choose[float]]:
+    """The session of a method, and the function that it chooses by."""
+    session = Session(BENCH, limit)
+    return session, ALL[name].profile(session, BUDGETS_W, seed)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_methods_measure_each_mode_once_within_the_limit_and_choose_known_modes(name: str) -> None:
-    recorder = Recorder()
-    choose = ALL[name].profile(MeasurementSession(CORPUS.modes, recorder, limit_of(name)), BUDGETS_W, 0)
-    assert len(recorder.requested) == len(set(recorder.requested)) <= limit_of(name)
+    session, choose = choose_after(name)
+    (rows,) = session.rows.values()
+    assert len(rows) == len(set(rows)) <= (len(CORPUS) if name == "brute-force" else 12)
     for budget in BUDGETS_W:
-        assert choose(budget) is None or choose(budget) in TABLE
+        assert choose(budget) is None or choose(budget) in range(len(CORPUS))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_method_is_deterministic(name: str) -> None:
-    def run() -> tuple[list[PowerMode], list[PowerMode | None]]:
-        recorder = Recorder()
-        choose = ALL[name].profile(MeasurementSession(CORPUS.modes, recorder, limit_of(name)), BUDGETS_W, 5)
-        return recorder.requested, [choose(budget) for budget in BUDGETS_W]
+    def run() -> tuple[object, list[int | None]]:
+        session, choose = choose_after(name, seed=5)
+        return session.rows, [choose(budget) for budget in BUDGETS_W]
 
     assert run() == run()
 
 
 @pytest.mark.parametrize("name", MEASURED_ONLY)
 def test_methods_that_choose_measured_modes_keep_every_budget(name: str) -> None:
-    choose = ALL[name].profile(MeasurementSession(CORPUS.modes, TABLE.__getitem__, limit_of(name)), BUDGETS_W, 1)
+    _, choose = choose_after(name, seed=1)
     for budget in [*BUDGETS_W, 1.0]:
-        mode = choose(budget)
-        assert mode is None or TABLE[mode].power_mw <= budget * 1e3
+        row = choose(budget)
+        assert row is None or CORPUS.power_mw[row] <= budget * 1e3
 
 
 def test_no_method_beats_brute_force_within_a_budget() -> None:
-    chosen = {
-        name: ALL[name].profile(MeasurementSession(CORPUS.modes, TABLE.__getitem__, limit_of(name)), BUDGETS_W, 0)
-        for name in ALL
-    }
+    chosen = {name: choose_after(name)[1] for name in ALL}
     for budget in BUDGETS_W:
         best = chosen["brute-force"](budget)
         within = CORPUS.power_mw <= budget * 1e3
         assert best is not None
-        assert TABLE[best].minibatch_ms == CORPUS.minibatch_ms[within].min()
+        assert CORPUS.minibatch_ms[best] == CORPUS.minibatch_ms[within].min()
         for choose in chosen.values():
-            mode = choose(budget)
-            if mode is not None and TABLE[mode].power_mw <= budget * 1e3:
-                assert TABLE[mode].minibatch_ms >= TABLE[best].minibatch_ms
+            row = choose(budget)
+            if row is not None and within[row]:
+                assert CORPUS.minibatch_ms[row] >= CORPUS.minibatch_ms[best]
 
 
-def test_brute_force_refuses_a_limit_below_the_number_of_modes() -> None:
-    with pytest.raises(InvalidInputError, match="brute force measures all"):
-        BruteForce().profile(MeasurementSession(CORPUS.modes, TABLE.__getitem__, 10), BUDGETS_W, 0)
+def test_brute_force_measures_every_mode_whatever_the_limit() -> None:
+    session, _ = choose_after("brute-force", limit=10)
+    assert session.measured == len(CORPUS)
 
 
 def test_one_binary_search_takes_log2_of_the_modes_and_nears_the_budget() -> None:
-    recorder = Recorder()
-    budget = float(np.median(CORPUS.power_mw)) / 1e3
-    choose = BinarySearch().profile(MeasurementSession(CORPUS.modes, recorder, len(CORPUS)), [budget], 0)
-    assert len(recorder.requested) <= np.log2(len(CORPUS)) + 4
-    mode = choose(budget)
-    assert mode is not None
-    assert 0.8 * budget <= TABLE[mode].power_mw / 1e3 <= budget
+    session, budget = Session(BENCH, len(CORPUS)), float(np.median(CORPUS.power_mw)) / 1e3
+    row = ModeSearch().profile(session, [budget], 0)(budget)
+    assert session.measured <= np.log2(len(CORPUS)) + 4
+    assert row is not None
+    assert 0.8 * budget <= CORPUS.power_mw[row] / 1e3 <= budget
 
 
 def test_presets_are_chosen_by_the_watts_in_their_names() -> None:
-    choose = Presets(BOARD.presets).profile(MeasurementSession(CORPUS.modes, TABLE.__getitem__, 0), BUDGETS_W, 0)
-    seven, fifteen = (nearest_mode(CORPUS.modes, BOARD.presets[name]) for name in ("7W", "15W"))
+    choose = Presets(BOARD.presets).profile(Session(BENCH, 0), BUDGETS_W, 0)
+    seven, fifteen = (BENCH.row_of[nearest_mode(CORPUS.modes, BOARD.presets[name])] for name in ("7W", "15W"))
     assert [choose(budget) for budget in (6.9, 7.0, 14.9, 15.0, 60.0)] == [None, seven, seven, fifteen, fifteen]
 
 
@@ -183,14 +167,13 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
 
 
 def test_a_session_enforces_its_limit_and_its_modes() -> None:
-    session = MeasurementSession(CORPUS.modes, TABLE.__getitem__, 1)
-    first, second = array_to_modes(CORPUS.modes[:2])
-    assert session.measure(first) is session.measure(first)
-    assert session.remaining == 0
-    with pytest.raises(InvalidInputError, match="limit"):
-        session.measure(second)
-    with pytest.raises(InvalidInputError, match="not one of the modes"):
-        session.measure(PowerMode(99, 1, 1, 1))
+    session = Session(BENCH, 1)
+    assert session.measure(0) and session.measure(0)
+    assert session.remaining == 0 and not session.measure(1)
+    with pytest.raises(InvalidInputError, match="the limit of 1 measurements is reached"):
+        session.measure_settings(CORPUS.modes[:2])
+    with pytest.raises(InvalidInputError, match="0 or more measurements, not -1"):
+        Session(BENCH, -1)
 
 
 def test_a_predictor_chooses_the_least_predicted_time_as_published() -> None:
@@ -202,24 +185,22 @@ def test_a_predictor_chooses_the_least_predicted_time_as_published() -> None:
             sd = np.full(len(modes), 0.1)
             return Prediction(100 * 1.001**rank, 20_000 - 1000 * rank, sd, sd)
 
-    session = MeasurementSession(CORPUS.modes[:5], TABLE.__getitem__, 5)
+    session = Session(TrainingBench(CORPUS.rows(np.arange(5))), 5)
     method = RandomThenPredict("known", lambda profile: cast(Predictor, Predicted()))
     choose = method.profile(session, [18.5], seed=0)
-    assert choose(25.0) == array_to_modes(CORPUS.modes)[0]
-    assert choose(18.5) == array_to_modes(CORPUS.modes)[2]
+    assert (choose(25.0), choose(18.5)) == (0, 2)
     assert choose(15.9) is None
 
 
 def test_without_measurements_every_choice_keeps_its_budget_with_95_pct_probability() -> None:
     predicted = RooflinePredictor.fit(Profile.of(()), REFERENCE).predict(CORPUS.modes)
-    safe_w = dict(zip(array_to_modes(CORPUS.modes), predicted.power_mw_quantile(0.95) / 1e3, strict=True))
-    session = MeasurementSession(CORPUS.modes, TABLE.__getitem__, 0)
-    choose = ALL["wattfleet"].profile(session, BUDGETS_W, 0)
+    safe_w = predicted.power_mw_quantile(0.95) / 1e3
+    _, choose = choose_after("wattfleet", limit=0)
     for budget_w in BUDGETS_W:
         chosen = choose(budget_w)
-        assert (chosen is None) == (min(safe_w.values()) > budget_w)
+        assert (chosen is None) == (safe_w.min() > budget_w)
         assert chosen is None or safe_w[chosen] <= budget_w
-    assert choose(max(safe_w.values())) is not None
+    assert choose(float(safe_w.max())) is not None
 
 
 # --- Choice evaluation ------------------------------------------------------------------------------------------------
@@ -236,10 +217,9 @@ class Fixed:
     rows: dict[float, int | None]
     name: str = "fixed"
 
-    def profile(self, session: MeasurementSession, budgets_w: Sequence[float], seed: int) -> Choose:
-        session.measure_all(session.modes[:2])
-        chosen = {watts: None if row is None else array_to_modes(FOUR_MODES)[row] for watts, row in self.rows.items()}
-        return chosen.__getitem__
+    def profile(self, session: Session[float], budgets_w: Sequence[float], seed: int) -> Choose[float]:
+        session.measure_settings(session.bench.modes[:2])
+        return self.rows.get
 
 
 def test_the_figures_of_five_budgets_by_hand() -> None:
@@ -282,7 +262,7 @@ def test_choices_are_also_scored_on_the_rows_that_pass_an_audit() -> None:
 
 
 def test_brute_force_has_no_penalty_and_keeps_every_budget() -> None:
-    cases = evaluate_choice(SMALL_CORPUS, BruteForce(), 4, range(8, 20), runs=1, seed=0)
+    cases = evaluate_choice(SMALL_CORPUS, EveryRow(), 4, range(8, 20), runs=1, seed=0)
     assert not cases.penalty_pct.any()
     assert not cases.excess_w.any()
     assert cases.left_out == 2
@@ -300,7 +280,7 @@ def test_brute_force_has_no_penalty_and_keeps_every_budget() -> None:
 )
 def test_bad_input_is_refused(budgets: list[float], runs: int, limit: int, what: str) -> None:
     with pytest.raises(InvalidInputError, match=what):
-        evaluate_choice(SMALL_CORPUS, BruteForce(), limit, budgets, runs, seed=0)
+        evaluate_choice(SMALL_CORPUS, EveryRow(), limit, budgets, runs, seed=0)
 
 
 # --- Transfer evaluation ----------------------------------------------------------------------------------------------

@@ -13,16 +13,18 @@ from wattfleet.core.choosing import InterleavingObjective, Proposal, ServiceLimi
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import Profile, Task
 from wattfleet.core.prediction import conditioned
-from wattfleet.evaluation.corpus_predictions import CorpusPredictions, Fit
-from wattfleet.evaluation.interleaving_methods import (
-    NAMES,
+from wattfleet.evaluation.judging.choices import InterleavingCases, evaluate_interleaving
+from wattfleet.evaluation.methods import (
+    INTERLEAVING_METHODS,
     Choose,
-    InterleavingMethod,
-    InterleavingSession,
+    CorpusPredictions,
+    Fit,
+    Method,
+    PairBench,
     PairCorpora,
+    Session,
     interleaving_method_named,
 )
-from wattfleet.evaluation.judging.serving import InterleavingCases, evaluate_interleaving
 
 # --- Interleaving evaluation ------------------------------------------------------------------------------------------
 # Evaluating methods for training beside inference, on small corpora whose best rows simple loops find.
@@ -30,10 +32,10 @@ from wattfleet.evaluation.judging.serving import InterleavingCases, evaluate_int
 
 PAIR = corpora()
 WINDOW, SECOND = InterleavingObjective.MOST_PER_WINDOW, InterleavingObjective.MOST_PER_SECOND
-MEASURING = [name for name in NAMES if name != "network"]
+MEASURING = [name for name in INTERLEAVING_METHODS if name != "network"]
 
 
-def named(name: str, sd: float = 1e-6, biased: float = 1.0) -> InterleavingMethod:
+def named(name: str, sd: float = 1e-6, biased: float = 1.0) -> Method[ServiceLimits]:
     def fit(task: Task) -> Fit:
         return lambda profile: Formula(task, sd, biased)  # type: ignore[return-value]
 
@@ -41,7 +43,7 @@ def named(name: str, sd: float = 1e-6, biased: float = 1.0) -> InterleavingMetho
 
 
 def evaluated(
-    method: InterleavingMethod, limit: int = 15, objective: InterleavingObjective = WINDOW, shared: bool = False
+    method: Method[ServiceLimits], limit: int = 15, objective: InterleavingObjective = WINDOW, shared: bool = False
 ) -> InterleavingCases:
     return evaluate_interleaving(PAIR, method, limit, PROBLEMS, objective, 0, shared)
 
@@ -70,7 +72,7 @@ SOLVABLE = [limits for limits in PROBLEMS if kept_by_loop(PAIR, limits)]
 @pytest.mark.parametrize("name", MEASURING)
 def test_methods_that_choose_measured_rows_break_no_limit(name: str, objective: InterleavingObjective) -> None:
     cases = evaluated(named(name, sd=0.1), objective=objective)
-    assert (cases.problems, len(cases.found)) == (len(PROBLEMS), len(SOLVABLE))
+    assert cases.found.shape == (1, len(SOLVABLE)) and cases.left_out == len(PROBLEMS) - len(SOLVABLE)
     assert cases.found.mean() > 0.5
     assert not cases.excess_w.any() and not cases.latency_broken.any()
     if name != "brute-force":
@@ -119,21 +121,17 @@ class Recorded:
 
     name = "recorded"
 
-    def __init__(self, method: InterleavingMethod) -> None:
+    def __init__(self, method: Method[ServiceLimits]) -> None:
         self.method = method
-        self.sessions: list[InterleavingSession] = []
+        self.sessions: list[Session[ServiceLimits]] = []
         self.problems: list[list[ServiceLimits]] = []
 
     def profile(
-        self,
-        session: InterleavingSession,
-        problems: Sequence[ServiceLimits],
-        objective: InterleavingObjective,
-        seed: int,
-    ) -> Choose:
+        self, session: Session[ServiceLimits], problems: Sequence[ServiceLimits], seed: int
+    ) -> Choose[ServiceLimits]:
         self.sessions.append(session)
         self.problems.append(list(problems))
-        return self.method.profile(session, problems, objective, seed)
+        return self.method.profile(session, problems, seed)
 
 
 @pytest.mark.parametrize("name", [name for name in MEASURING if name != "brute-force"])
@@ -141,7 +139,7 @@ def test_sharing_makes_one_set_of_measurements(name: str) -> None:
     method = Recorded(named(name, sd=0.1))
     cases = evaluated(method, limit=12, shared=True)
     assert method.problems == [SOLVABLE]
-    assert set(cases.measured) == {method.sessions[0].measured}
+    assert cases.measured.tolist() == [[method.sessions[0].measured]]
     assert cases.measured.max() <= 12
 
 
@@ -150,10 +148,10 @@ def test_without_sharing_every_problem_starts_from_nothing(name: str) -> None:
     method = Recorded(named(name, sd=0.1))
     cases = evaluated(method, limit=12)
     assert method.problems == [[limits] for limits in SOLVABLE]
-    assert cases.measured.tolist() == [session.measured for session in method.sessions]
+    assert cases.measured.tolist() == [[session.measured for session in method.sessions]]
     assert cases.measured.max() <= 12
     alone = evaluate_interleaving(PAIR, named(name, sd=0.1), 12, SOLVABLE[-1:], WINDOW, 0)
-    assert alone.training_share[0] == pytest.approx(cases.training_share[-1], nan_ok=True)
+    assert alone.training_share[0, 0] == pytest.approx(cases.training_share[0, -1], nan_ok=True)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -168,7 +166,7 @@ def test_the_network_is_deterministic_and_needs_two_measurements_of_each() -> No
     some = PROBLEMS[-2:]
     one, other = (evaluate_interleaving(PAIR, named("network"), 9, some, WINDOW, 3, True) for _ in range(2))
     assert one.figures() == other.figures()
-    assert one.measured.tolist() == [8, 8], "half of the limit each"
+    assert one.measured.tolist() == [[8]], "half of the limit each"
     with pytest.raises(InvalidInputError, match="trained on 2 or more measurements, not 1: allow more"):
         evaluate_interleaving(PAIR, named("network"), 3, some, WINDOW, 0)
 
@@ -186,11 +184,9 @@ class Always:
     def __init__(self, row: int | None) -> None:
         self.row = row
 
-    def profile(
-        self, session: InterleavingSession, problems: object, objective: InterleavingObjective, seed: int
-    ) -> Choose:
+    def profile(self, session: Session[ServiceLimits], problems: object, seed: int) -> Choose[ServiceLimits]:
         if self.row is not None:
-            session.measure_pair(self.row)
+            session.measure(self.row)
         return lambda limits: self.row
 
 
@@ -201,11 +197,11 @@ def test_shares_are_those_of_a_loop(row: int) -> None:
         kept = kept_by_loop(PAIR, limits)
         most, fastest = max(count for count, _ in kept.values()), max(count / window for count, window in kept.values())
         if most == 0:
-            assert np.isnan(cases.training_share[at]) and np.isnan(cases.rate_share[at])
+            assert np.isnan(cases.training_share[0, at]) and np.isnan(cases.rate_share[0, at])
             continue
         count, window_s = kept.get(row, (0, 1.0))
-        assert cases.training_share[at] == pytest.approx(count / most)
-        assert cases.rate_share[at] == pytest.approx(count / window_s / fastest)
+        assert cases.training_share[0, at] == pytest.approx(count / most)
+        assert cases.rate_share[0, at] == pytest.approx(count / window_s / fastest)
 
 
 SMALL = PairCorpora.of(
@@ -269,19 +265,19 @@ def test_without_a_solvable_problem_there_is_nothing_to_judge() -> None:
 
 
 def test_a_session_counts_each_measurement_once_and_stops() -> None:
-    session = InterleavingSession(PAIR, 3)
-    assert session.measure_pair(0) and session.measured == 2
-    assert session.measure_pair(0) and session.measured == 2
-    assert not session.measure_pair(1) and session.measured == 2, "one measurement is left, and a pair takes two"
-    assert session.measure_pair(40), "the training in its mode is known"
+    session = Session(PairBench(PAIR, WINDOW), 3)
+    assert session.measure(0) and session.measured == 2
+    assert session.measure(0) and session.measured == 2
+    assert not session.measure(1) and session.measured == 2, "one measurement is left, and a pair takes two"
+    assert session.measure(40), "the training in its mode is known"
     assert session.measured == 3 and not session.remaining
-    assert not session.measure_pair(1)
-    assert session.is_measured().nonzero()[0].tolist() == [0, 40]
-    session.measure(Proposal(Task.INFERENCE, 0))
+    assert not session.measure(1)
+    assert session.rows == {Task.TRAINING: [0], Task.INFERENCE: [0, 40]}
+    session.measure_one(Proposal(Task.INFERENCE, 0))
     with pytest.raises(InvalidInputError, match="the limit of 3 measurements is reached"):
-        session.measure(Proposal(Task.TRAINING, 7))
+        session.measure_one(Proposal(Task.TRAINING, 7))
     with pytest.raises(InvalidInputError, match="allow 2 or more, not 1"):
-        InterleavingSession(PAIR, 1)
+        Session(PairBench(PAIR, WINDOW), 1)
 
 
 # --- Corpus predictions -----------------------------------------------------------------------------------------------

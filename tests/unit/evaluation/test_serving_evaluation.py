@@ -11,14 +11,21 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from wattfleet.core.choosing import ChosenMode, Objective, ServiceLimits
+from wattfleet.core.choosing import Objective, ServiceLimits
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import BatchArray, ModeArray, Profile, Task, array_to_modes, board_named, write_profile
+from wattfleet.core.modes import BatchArray, ModeArray, Profile, Task, board_named, write_profile
 from wattfleet.core.prediction import Prediction
 from wattfleet.evaluation.cli.commands import app
-from wattfleet.evaluation.judging.serving import ServingCases, evaluate_serving
+from wattfleet.evaluation.judging.choices import ServingCases, evaluate_serving
+from wattfleet.evaluation.methods import (
+    SERVING_METHODS,
+    Choose,
+    InferenceBench,
+    PredictRows,
+    Session,
+    serving_method_named,
+)
 from wattfleet.evaluation.powertrain import Schedule
-from wattfleet.evaluation.serving_methods import NAMES, Choose, PredictSettings, ServingSession, serving_method_named
 
 SPACE = board_named("agx-orin").space.array()
 MODES = SPACE[np.random.default_rng(0).choice(len(SPACE), 40, replace=False)]
@@ -38,6 +45,7 @@ def corpus() -> Profile:
 
 
 CORPUS = corpus()
+BENCH = InferenceBench(CORPUS, Objective.LEAST_POWER)
 PROBLEMS = [
     ServiceLimits(latency_ms, arrival, 1e3 * watts)
     for latency_ms in (150.0, 1000.0)
@@ -61,19 +69,17 @@ def evaluated(
     name: str, objective: Objective, limit: int = 30, power_factor: float = 1.0, runs: int = 3
 ) -> ServingCases:
     method = serving_method_named(name, lambda: lambda profile: Formula(power_factor))  # type: ignore[arg-type,return-value]
-    return evaluate_serving(
-        CORPUS, method, len(CORPUS) if name == "brute-force" else limit, PROBLEMS, objective, runs, 0
-    )
+    return evaluate_serving(CORPUS, method, limit, PROBLEMS, objective, runs, 0)
 
 
 @pytest.mark.parametrize("objective", Objective)
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("wattfleet", "roofline", "network")])
+@pytest.mark.parametrize("name", [name for name in SERVING_METHODS if name not in ("wattfleet", "roofline", "network")])
 def test_methods_that_only_measure_break_no_limit(name: str, objective: Objective) -> None:
     cases = evaluated(name, objective)
     assert cases.found.any()
     assert not (cases.excess_w > 0).any()
     assert not cases.latency_broken.any()
-    assert (cases.rows_measured <= (len(CORPUS) if name == "brute-force" else 30)).all()
+    assert (cases.measured <= (len(CORPUS) if name == "brute-force" else 30)).all()
 
 
 @pytest.mark.parametrize("objective", Objective)
@@ -91,8 +97,8 @@ def test_the_other_methods_lose_something(objective: Objective) -> None:
 
 
 def test_every_method_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wattfleet.evaluation.serving_methods.Schedule", partial(Schedule, epochs=3))
-    for name in NAMES:
+    monkeypatch.setattr("wattfleet.evaluation.methods.Schedule", partial(Schedule, epochs=3))
+    for name in SERVING_METHODS:
         limit, runs = (4, 1) if name == "network" else (30, 3)
         one, other = (evaluated(name, Objective.LEAST_POWER, limit, runs=runs) for _ in range(2))
         np.testing.assert_array_equal(one.loss_pct, other.loss_pct)
@@ -100,20 +106,17 @@ def test_every_method_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_fixed_batches_measure_only_theirs() -> None:
     for name, expected in (("batch-1", {1}), ("largest-batch", {16})):
-        session = ServingSession(CORPUS, 12)
+        session = Session(BENCH, 12)
         # At 120 per second, 16 samples arrive in 133 ms and 32 in 267 ms.
         limits = [ServiceLimits(200, 120, 30e3)]
-        serving_method_named(name, pytest.fail).profile(session, limits, Objective.LEAST_POWER, 0)
+        serving_method_named(name, pytest.fail).profile(session, limits, 0)
         assert set(session.profile().batches) == expected
 
 
 def test_the_search_ends_at_a_setting_that_keeps_the_limits() -> None:
-    session = ServingSession(CORPUS, 50)
+    session = Session(BENCH, 50)
     limits = ServiceLimits(1000, 30, 15e3)
-    found = serving_method_named("binary-search", pytest.fail).profile(session, [limits], Objective.LEAST_POWER, 0)(
-        limits
-    )
-    assert found is not None
+    assert serving_method_named("binary-search", pytest.fail).profile(session, [limits], 0)(limits) is not None
     assert session.measured <= 16, "each step halves one of five dimensions"
 
 
@@ -125,12 +128,10 @@ class Always:
     def __init__(self, row: int | None) -> None:
         self.row = row
 
-    def profile(self, session: ServingSession, problems: object, objective: Objective, seed: int) -> Choose:
-        if self.row is None:
-            return lambda limits: None
-        session.measure(self.row)
-        mode, batch = array_to_modes(session.modes)[self.row], int(session.batch[self.row])
-        return lambda limits: ChosenMode(mode, 1.0, 1.0, True, batch)
+    def profile(self, session: Session[ServiceLimits], problems: object, seed: int) -> Choose[ServiceLimits]:
+        if self.row is not None:
+            session.measure(self.row)
+        return lambda limits: self.row
 
 
 SMALL = Profile(
@@ -204,7 +205,7 @@ def test_measuring_what_matters_loses_less_than_random_rows(objective: Objective
         method = serving_method_named(name, lambda: lambda profile: Doubtful(1.0))  # type: ignore[arg-type,return-value]
         cases = evaluate_serving(CORPUS, method, 20, PROBLEMS, objective, 3, 0)
         losses[name] = np.nanmean(cases.loss_pct)
-        assert (cases.rows_measured <= 20).all()
+        assert (cases.measured <= 20).all()
         if name == "wattfleet":
             assert cases.found.all()
             assert (cases.excess_w > 1).mean() < 0.01
@@ -244,13 +245,13 @@ def test_the_predictor_gets_the_measured_rows_and_a_margin() -> None:
         seen.append(profile)
         return Wide(1.0)
 
-    session = ServingSession(CORPUS, 20)
+    session = Session(BENCH, 20)
     limits = ServiceLimits(1000, 30, 25e3)
-    choose = PredictSettings(fit).profile(session, [limits], Objective.LEAST_POWER, 0)  # type: ignore[arg-type]
+    choose = PredictRows(fit).profile(session, [limits], 0)  # type: ignore[arg-type]
     assert len(seen[0]) == session.measured == 20
     assert len(seen[0].batches) > 1
     found = choose(limits)
-    assert found is not None and found.measured, "power is too uncertain for any setting that was not measured"
+    assert found in session.rows[Task.INFERENCE], "power is too uncertain for any setting that was not measured"
 
 
 @pytest.mark.parametrize(

@@ -32,18 +32,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from wattfleet.core.modes import WorkloadFacts
+    from wattfleet.core.choosing import ServiceLimits
+    from wattfleet.core.modes import Profile, WorkloadFacts
     from wattfleet.core.prediction import Predictor
-    from wattfleet.evaluation.corpus_predictions import Fit
-
-    Mask = NDArray[np.bool_]
-    Report = Callable[[int], None]
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from wattfleet.core.choosing import Objective, ServiceLimits
-    from wattfleet.core.modes import Profile
-    from wattfleet.evaluation.interleaving_methods import PairCorpora
+    from wattfleet.evaluation.methods import Fit, PairCorpora
 
 
 # --- Choice -----------------------------------------------------------------------------------------------------------
@@ -135,11 +127,15 @@ def choice(
 
     from wattfleet.core.modes import board_with_modes, read_profile, require_one_training, stated_facts
     from wattfleet.core.prediction import DEFAULT_PREDICTOR
-    from wattfleet.evaluation.choice_methods import choice_method_named
-    from wattfleet.evaluation.judging.serving import ServingCases, evaluate_serving
+    from wattfleet.evaluation.judging.choices import (
+        ChoiceCases,
+        Report,
+        ServingCases,
+        evaluate_choice,
+        evaluate_serving,
+    )
     from wattfleet.evaluation.judging.sources import audited, find_reference, references_of
-    from wattfleet.evaluation.judging.transfer import ChoiceCases, evaluate_choice
-    from wattfleet.evaluation.serving_methods import serving_method_named
+    from wattfleet.evaluation.methods import choice_method_named, serving_method_named
 
     require_inference(task, latency_ms, arrival_per_s, objective)
     budgets_w = parse_budgets(budgets)
@@ -156,19 +152,19 @@ def choice(
             return references_of(sources, kind, target_board)
 
     fit_of = partial(_fit_with, references, facts)
-    evaluate: Callable[[Report, Mask | None], ChoiceCases | ServingCases]
+    evaluate: Callable[[Report, NDArray[np.bool_] | None], ChoiceCases | ServingCases]
     if task is Task.INFERENCE:
         limits = problems(latency_ms, arrival_per_s, budgets_w)
         serving = serving_method_named(method, partial(fit_of, DEFAULT_PREDICTOR))
         goal = objective or Objective.LEAST_POWER
 
-        def evaluate(report: Report, trusted: Mask | None) -> ServingCases:
+        def evaluate(report: Report, trusted: NDArray[np.bool_] | None) -> ServingCases:
             return evaluate_serving(corpus, serving, modes, limits, goal, runs, seed, report, trusted)
     else:
         require_one_training(str(target), corpus)
         choosing = choice_method_named(method, fit_of, target_board)
 
-        def evaluate(report: Report, trusted: Mask | None) -> ChoiceCases:
+        def evaluate(report: Report, trusted: NDArray[np.bool_] | None) -> ChoiceCases:
             return evaluate_choice(corpus, choosing, modes, budgets_w, runs, seed, report, trusted)
 
     for_audit = next(iter(references(DEFAULT_PREDICTOR)), None)
@@ -177,8 +173,8 @@ def choice(
     if method == "wattfleet" and modes == 0:
         raise InvalidInputError("the choice method 'wattfleet' needs measurements: give --modes 1 or more")
     with Progress(console=console, transient=True) as progress:
-        shown = progress.add_task(f"{method}, {runs} runs", total=runs)
-        cases = evaluate(lambda run: progress.update(shown, completed=run), audit.trusted)
+        shown = progress.add_task(f"{method}, {runs} runs", total=1)
+        cases = evaluate(lambda done: progress.update(shown, completed=done), audit.trusted)
     figures = cases.figures() | {"suspect_rows": audit.suspect_rows}
     if audit.no_audit_reason is not None:
         figures["no_audit"] = audit.no_audit_reason
@@ -327,8 +323,8 @@ def interleave(
     from rich.progress import Progress
 
     from wattfleet.core.modes import Task, read_profile
-    from wattfleet.evaluation.interleaving_methods import PairCorpora, interleaving_method_named
-    from wattfleet.evaluation.judging.serving import evaluate_interleaving
+    from wattfleet.evaluation.judging.choices import evaluate_interleaving
+    from wattfleet.evaluation.methods import PairCorpora, interleaving_method_named
 
     require_measurements(measure, seed, fewest=2)
     latencies_ms = [1e3 * limit_s for limit_s in parse_range("--latency-s", latency_s, 0.1)]
@@ -343,7 +339,7 @@ def interleave(
     with console.status("auditing the files"):
         trusted = _trusted(corpora, *profiles)
     with Progress(console=console, transient=True) as progress:
-        shown = progress.add_task(f"{strategy}, {len(problems):,} problems", total=len(problems))
+        shown = progress.add_task(f"{strategy}, {len(problems):,} problems", total=1)
         cases = evaluate_interleaving(
             corpora,
             method,
@@ -352,7 +348,7 @@ def interleave(
             objective,
             seed,
             shared,
-            lambda number: progress.update(shown, completed=number),
+            lambda done: progress.update(shown, completed=done),
             trusted,
         )
     if json_:
@@ -423,20 +419,19 @@ def duty(
     from rich.console import Console
 
     from wattfleet.core.modes import Task, read_profile
-    from wattfleet.evaluation.judging.serving import evaluate_serving
+    from wattfleet.evaluation.judging.choices import evaluate_serving
     from wattfleet.evaluation.judging.sources import audited
-    from wattfleet.evaluation.serving_methods import serving_method_named
+    from wattfleet.evaluation.methods import serving_method_named
 
     require_measurements(measure, seed, fewest=1)
     problems = problems_of(parse_range("--latency-ms", latency_ms, 50), arrival_per_s, budgets)
     corpus = read_profile(inference)
     require_task("--inference", corpus, Task.INFERENCE)
     method = serving_method_named(strategy, lambda: fit_named(inference, corpus, reference), chooses_measured=True)
-    limit = len(corpus) if strategy == "brute-force" else measure
     with Console(stderr=True).status(f"{strategy}, {len(problems):,} problems"):
         trusted = audited(corpus, None).trusted
         cases = evaluate_serving(
-            corpus, method, limit, problems, objective, 1, seed, trusted=trusted, shares_budgets=False
+            corpus, method, measure, problems, objective, 1, seed, trusted=trusted, shares_budgets=False
         )
     figures = cases.duty_figures()
     if json_:

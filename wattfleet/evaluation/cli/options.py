@@ -14,7 +14,7 @@ from wattfleet.core.errors import InvalidInputError
 if TYPE_CHECKING:
     from wattfleet.core.choosing import ServiceLimits
     from wattfleet.core.modes import Profile, Task
-    from wattfleet.evaluation.corpus_predictions import Fit
+    from wattfleet.evaluation.methods import Fit
 
 
 # --- Figures table ----------------------------------------------------------------------------------------------------

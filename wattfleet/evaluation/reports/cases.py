@@ -32,10 +32,10 @@ from wattfleet.core.prediction import (
     predictor_class,
     predictor_names,
 )
-from wattfleet.evaluation.choice_methods import NAMES, MeasurementSession, choice_method_named, measure_random
-from wattfleet.evaluation.corpus_predictions import Fit
+from wattfleet.evaluation.judging.choices import evaluate_choice
 from wattfleet.evaluation.judging.sources import AuditedTarget, RawRun, audited, evaluate_minibatches, read_raw_runs
-from wattfleet.evaluation.judging.transfer import evaluate_choice, evaluate_transfer
+from wattfleet.evaluation.judging.transfer import evaluate_transfer
+from wattfleet.evaluation.methods import CHOICE_METHODS, Fit, Session, TrainingBench, choice_method_named
 
 # --- Published --------------------------------------------------------------------------------------------------------
 # The figures of the paper PowerTrain (doi:10.1016/j.future.2024.07.001), to show beside those of a run.
@@ -277,7 +277,7 @@ def transfer_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[
 
 def choice_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Case]:
     """The cases of every choice method; presets only if the board is known."""
-    for name in NAMES:
+    for name in CHOICE_METHODS:
         transfers = name == "wattfleet" or (name in predictor_names() and predictor_class(name).transfers)
         for case in _cases(profiles, name, 0, extent.runs_of(name), transfers):
             target = profiles[case.target]
@@ -434,12 +434,10 @@ class _Evaluation:
         fitted, facts = predictor_class(name), self._facts(case.target)
         if (fit_all := getattr(fitted, "fit_all", None)) is None:
             return lambda profile: fitted.fit(profile, known, facts)
-        target = self._profiles[case.target]
-        measurements = {measurement.mode: measurement for measurement in target.measurements()}
-        drawn = []
+        bench, drawn = TrainingBench(self._profiles[case.target]), []
         for run in range(case.runs):
-            session = MeasurementSession(target.modes, measurements.__getitem__, case.modes)
-            measure_random(session, self._extent.seed + run)
+            session = Session(bench, case.modes)
+            session.measure_random(self._extent.seed + run)
             drawn.append(session.profile())
         trained = dict(zip((profile.sha256() for profile in drawn), fit_all(drawn, known, facts), strict=True))
         return lambda profile: trained[profile.sha256()]
