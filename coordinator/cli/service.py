@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.cli.options import JsonOption
+from wattfleet.common import systemd
 from wattfleet.common.systemd import (
     THIS_MACHINE,
     AllowWritableOption,
@@ -15,10 +16,7 @@ from wattfleet.common.systemd import (
     ImageToCleanOption,
     ImageToWriteOption,
     YesOption,
-    remove,
-    show_installation,
 )
-from wattfleet.common.systemd import install as carry_out
 
 if TYPE_CHECKING:
     from coordinator.settings import CoordinatorSettings
@@ -50,16 +48,14 @@ def install(
     from coordinator.listeners import exposed_plaintext
     from coordinator.systemd.installation import installation, require_usable
     from wattfleet.common.identity.channels import PLAINTEXT_WARNING
-    from wattfleet.common.systemd import running_code
 
     text, settings = _settings(site_budget_w, address, config, root)
     require_usable(settings, root)
-    plan = installation(text, running_code(), allow_writable=allow_writable)
-    show_installation(plan, root, json_, whole=True)
+    plan = installation(text, systemd.running_code(), allow_writable=allow_writable)
+    warning = None
     if settings.identity.insecure and (exposed := exposed_plaintext(settings, has_authority=False)):
-        typer.echo(f"warning: {' and '.join(exposed)}: {PLAINTEXT_WARNING}", err=True)
-    if not dry_run:
-        carry_out(plan, root, yes, "installed; check it with: systemctl status wattfleet-coordinator")
+        warning = f"{' and '.join(exposed)}: {PLAINTEXT_WARNING}"
+    systemd.install(plan, root, dry_run, yes, json_, whole=True, warning=warning)
 
 
 def uninstall(
@@ -69,10 +65,10 @@ def uninstall(
     json_: JsonOption = False,
 ) -> None:
     """Stop the service, and remove its files; keep settings, store and authority."""
-    from coordinator.systemd.installation import SETTINGS_PATH, STATE_DIRECTORY, removal
+    from coordinator.systemd.installation import SETTINGS_PATH, STATE_DIRECTORY, UNIT_FILE, UNIT_PATH, USER_PATH
 
     kept = f"{SETTINGS_PATH}, {STATE_DIRECTORY} with store and authority, and the user"
-    remove(removal(), root, dry_run, yes, json_, kept)
+    systemd.uninstall(UNIT_FILE, [UNIT_PATH, USER_PATH], kept, root, dry_run, yes, json_)
 
 
 def _settings(

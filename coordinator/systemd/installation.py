@@ -12,9 +12,8 @@ from wattfleet.common.addresses import without_passwords
 from wattfleet.common.systemd import (
     SETTINGS_FOLDER,
     UNIT_FOLDER,
-    InstallationPlan,
+    Installation,
     InstalledCode,
-    RemovalPlan,
     Stat,
     require_visible,
     unit_of,
@@ -96,7 +95,7 @@ def _paths(settings: CoordinatorSettings) -> Iterator[tuple[str, Path]]:
 
 def installation(
     settings: str, code: InstalledCode, look_at: Stat = os.stat, allow_writable: bool = False
-) -> InstallationPlan:
+) -> Installation:
     """Plan an installation.
 
     Args:
@@ -110,7 +109,8 @@ def installation(
     """
     shipped = files(__package__).joinpath(UNIT_FILE).read_text(encoding="utf-8")
     unit, writable = unit_of(shipped, code, look_at, allow_writable)
-    return InstallationPlan(
+    return Installation(
+        UNIT_FILE,
         files={
             SETTINGS_PATH: settings,
             USER_PATH: f'u {USER} - "Wattfleet coordinator" {STATE_DIRECTORY}\n',
@@ -124,20 +124,8 @@ def installation(
             # Root may have created the authority there.
             ("install", "--directory", "--mode=0700", STATE_DIRECTORY),
             ("chown", "--recursive", f"{USER}:{USER}", STATE_DIRECTORY),
-            ("systemctl", "daemon-reload"),
-            ("systemctl", "enable", UNIT_FILE),
-            ("systemctl", "restart", UNIT_FILE),
         ),
         writable=writable,
         shown={SETTINGS_PATH: "\n".join(map(without_passwords, settings.splitlines()))},
         modes={SETTINGS_PATH: 0o600},
-    )
-
-
-def removal() -> RemovalPlan:
-    """Plan the removal of the service; settings, store, authority and the user are kept."""
-    return RemovalPlan(
-        before=(("systemctl", "disable", "--now", UNIT_FILE),),
-        files=(UNIT_PATH, USER_PATH),
-        after=(("systemctl", "daemon-reload"),),
     )

@@ -24,6 +24,7 @@ from edge_agent.paths import (
     SUPERNODE_DIRECTORY,
     TRUST_DIRECTORY,
 )
+from wattfleet.common import systemd
 from wattfleet.common.console import print_json, print_line
 from wattfleet.common.identity.joining import ArgumentsGiven, read_invite
 from wattfleet.common.settings.command import SettingsCommand, effective
@@ -34,10 +35,7 @@ from wattfleet.common.systemd import (
     ImageToCleanOption,
     ImageToWriteOption,
     YesOption,
-    remove,
-    show_installation,
 )
-from wattfleet.common.systemd import install as carry_out
 
 # --- Join -------------------------------------------------------------------------------------------------------------
 # `wattfleet agent join`: enrol the device with a coordinator.
@@ -154,7 +152,6 @@ def install(
 
     from edge_agent.systemd.installation import ServiceSettings, installation
     from wattfleet.common.identity.channels import PLAINTEXT_WARNING
-    from wattfleet.common.systemd import running_code
 
     settings = ServiceSettings(
         device,
@@ -165,12 +162,9 @@ def install(
         metrics_address,
     )
     is_exposed = settings.is_exposed(root)
-    plan = installation(settings, running_code(), allow_writable=allow_writable)
-    show_installation(plan, root, json_)
-    if is_exposed:
-        typer.echo(f"warning: the connection to {coordinator} is {PLAINTEXT_WARNING}", err=True)
-    if not dry_run:
-        carry_out(plan, root, yes, "installed; check it with: systemctl status wattfleet-agent")
+    plan = installation(settings, systemd.running_code(), allow_writable=allow_writable)
+    warning = f"the connection to {coordinator} is {PLAINTEXT_WARNING}" if is_exposed else None
+    systemd.install(plan, root, dry_run, yes, json_, warning=warning)
 
 
 # --- Run --------------------------------------------------------------------------------------------------------------
@@ -226,7 +220,7 @@ def uninstall(
     json_: JsonOption = False,
 ) -> None:
     """Stop the service, which restores the device, and remove its files. Profile and predictor are kept."""
-    from edge_agent.systemd.installation import removal
+    from edge_agent.systemd.installation import SETTINGS_PATH, UNIT_FILE, UNIT_PATH
 
     kept = f"{DEFAULT_STATE_DIRECTORY} with profile and predictor, and the group"
-    remove(removal(), root, dry_run, yes, json_, kept)
+    systemd.uninstall(UNIT_FILE, [UNIT_PATH, SETTINGS_PATH], kept, root, dry_run, yes, json_)

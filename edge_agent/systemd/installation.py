@@ -18,9 +18,8 @@ from wattfleet.common.identity.identity_folder import read_identity
 from wattfleet.common.systemd import (
     SETTINGS_FOLDER,
     UNIT_FOLDER,
-    InstallationPlan,
+    Installation,
     InstalledCode,
-    RemovalPlan,
     Stat,
     unit_of,
 )
@@ -153,7 +152,7 @@ class InstalledConnection:
 
 def installation(
     settings: ServiceSettings, code: InstalledCode, look_at: Stat = os.stat, allow_writable: bool = False
-) -> InstallationPlan:
+) -> Installation:
     """Plan an installation.
 
     Args:
@@ -167,22 +166,5 @@ def installation(
     """
     shipped = files(__package__).joinpath(UNIT_FILE).read_text(encoding="utf-8")
     unit, writable = unit_of(shipped, code, look_at, allow_writable)
-    return InstallationPlan(
-        files={SETTINGS_PATH: settings.text(), UNIT_PATH: unit},
-        commands=(
-            ("groupadd", "--system", "--force", GROUP),
-            ("systemctl", "daemon-reload"),
-            ("systemctl", "enable", UNIT_FILE),
-            ("systemctl", "restart", UNIT_FILE),
-        ),
-        writable=writable,
-    )
-
-
-def removal() -> RemovalPlan:
-    """Plan the removal of the service; profile, predictor and the group are kept."""
-    return RemovalPlan(
-        before=(("systemctl", "disable", "--now", UNIT_FILE),),
-        files=(UNIT_PATH, SETTINGS_PATH),
-        after=(("systemctl", "daemon-reload"),),
-    )
+    files_ = {SETTINGS_PATH: settings.text(), UNIT_PATH: unit}
+    return Installation(UNIT_FILE, files_, [["groupadd", "--system", "--force", GROUP]], writable)

@@ -9,14 +9,22 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from wattfleet.common.atomic_files import remove_file, replace_file
 from wattfleet.common.console import print_json, terminal
-from wattfleet.common.programs import RunProgram
+from wattfleet.common.programs import run_program
 from wattfleet.core.errors import InvalidInputError, WattfleetError
+
+UNIT_FOLDER = "/etc/systemd/system"
+SETTINGS_FOLDER = "/etc/wattfleet"
+
+_SHIPPED_PROGRAM = "/opt/wattfleet/bin/wattfleet"
+_INSTALL_AS_ROOT = f"install Wattfleet as root into a virtual environment such as {Path(_SHIPPED_PROGRAM).parents[1]}"
+# Hidden from the service by the unit's ProtectHome and PrivateTmp.
+_HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")
 
 # --- Ownership --------------------------------------------------------------------------------------------------------
 # Checks who can change the code that the service runs: program, interpreter and imports.
@@ -111,250 +119,6 @@ def _below(folder: Path, seen: set[Path], walked: set[Path]) -> Iterator[Path]:
             yield from _below(path, seen, walked)
 
 
-# --- Steps ------------------------------------------------------------------------------------------------------------
-# Shows the planned steps to install or remove a service, asks for confirmation, and carries them out.
-
-THIS_MACHINE = Path("/")
-
-DryRunOption = Annotated[
-    bool,
-    typer.Option("--dry-run", allow_from_autoenv=False, help="Show the planned steps without doing them."),
-]
-YesOption = Annotated[bool, typer.Option("--yes", allow_from_autoenv=False, help="Skip the confirmation prompt.")]
-ImageToWriteOption = Annotated[
-    Path,
-    typer.Option(
-        "--root",
-        allow_from_autoenv=False,
-        help="Write the files below this folder and run no commands, to prepare a disk image.",
-    ),
-]
-ImageToCleanOption = Annotated[
-    Path,
-    typer.Option(
-        "--root",
-        allow_from_autoenv=False,
-        help="Remove the files below this folder and run no commands, to clean a disk image.",
-    ),
-]
-AllowWritableOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-writable",
-        allow_from_autoenv=False,
-        help="Install even if users other than root can modify the service's code, and thereby become its user.",
-    ),
-]
-
-
-def show_installation(plan: InstallationPlan, root: Path, json_: bool, whole: bool = False) -> None:
-    """Print every file with its change, and every command.
-
-    Args:
-        plan: the planned installation.
-        root: root of the machine's files; `/` on the machine itself.
-        json_: print JSON, with all contents.
-        whole: print the unit's content in addition to that of settings.
-    """
-    texts = {path: plan.shown.get(path, content) for path, content in plan.files.items()}
-    if json_:
-        files = [{"path": path, "change": change, "content": texts[path]} for path, change in plan.changes(root)]
-        print_json({"files": files, "commands": [list(command) for command in plan.commands]})
-    else:
-        console = terminal()
-        for path, change in plan.changes(root):
-            console.print(f"{change} {root / path.lstrip('/')}", style="bold", soft_wrap=True)
-            if whole or not path.endswith(".service"):
-                indented = "".join(f"    {line}\n" for line in texts[path].splitlines())
-                console.print(indented, end="", soft_wrap=True, markup=False, highlight=False)
-        for command in plan.commands:
-            console.print(f"run {' '.join(command)}", style="bold", soft_wrap=True)
-        if not whole:
-            console.print("show the whole unit file with --json", style="dim")
-    if plan.writable is not None:
-        typer.echo(
-            f"warning: users other than root can write {plan.writable}, and so become the service's user", err=True
-        )
-
-
-def install(plan: InstallationPlan, root: Path, yes: bool, done: str) -> None:
-    """Ask for confirmation, write the files, and run the commands if this is the machine itself.
-
-    Args:
-        plan: the planned installation, already shown.
-        root: root of the machine's files; `/` on the machine itself.
-        yes: do not ask.
-        done: the message at the end.
-
-    Raises:
-        InstallationError: a step failed; earlier steps are done.
-    """
-    from wattfleet.common.programs import run_program
-
-    if not yes:
-        typer.confirm("Proceed?", abort=True, err=True)
-    plan.write_files(root)
-    if root == THIS_MACHINE:
-        plan.run_commands(run_program)
-        typer.echo(done, err=True)
-    else:
-        typer.echo(f"files written below {root}; run the commands on the machine itself", err=True)
-
-
-def remove(plan: RemovalPlan, root: Path, dry_run: bool, yes: bool, json_: bool, kept: str) -> None:
-    """Show the steps of a removal, ask for confirmation, and carry them out.
-
-    Args:
-        plan: the planned removal.
-        root: root of the machine's files; `/` on the machine itself.
-        dry_run: only show the steps.
-        yes: do not ask.
-        json_: print JSON.
-        kept: describes what is not removed.
-
-    Raises:
-        InstallationError: a step failed; earlier steps are done.
-    """
-    from wattfleet.common.programs import run_program
-
-    there = plan.present(root)
-    if json_:
-        commands: list[Any] = [list(command) for command in (*plan.before, *plan.after)]
-        print_json({"files": [str(place) for place in there], "commands": commands})
-    elif not there:
-        print(f"nothing to remove: no service is installed below {root}")
-    else:
-        for command in plan.before:
-            print(f"run {' '.join(command)}")
-        for place in there:
-            print(f"remove {place}")
-        for command in plan.after:
-            print(f"run {' '.join(command)}")
-        print(f"keep {kept}")
-    if dry_run or not there:
-        return
-    if not yes:
-        typer.confirm("Proceed?", abort=True, err=True)
-    if root == THIS_MACHINE:
-        run_all(plan.before, run_program)
-    plan.remove_files(root)
-    if root == THIS_MACHINE:
-        run_all(plan.after, run_program)
-    typer.echo("removed", err=True)
-
-
-# --- Installation -----------------------------------------------------------------------------------------------------
-# Plans the installation and removal of a systemd service: its files and the commands to run.
-
-UNIT_FOLDER = "/etc/systemd/system"
-SETTINGS_FOLDER = "/etc/wattfleet"
-
-_SHIPPED_PROGRAM = "/opt/wattfleet/bin/wattfleet"
-_INSTALL_AS_ROOT = f"install Wattfleet as root into a virtual environment such as {Path(_SHIPPED_PROGRAM).parents[1]}"
-# Hidden from the service by the unit's ProtectHome and PrivateTmp.
-_HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")
-
-
-class InstallationError(WattfleetError):
-    """A step of the installation failed; earlier steps are done."""
-
-
-@dataclass(frozen=True)
-class InstallationPlan:
-    """The planned installation.
-
-    Attributes:
-        files: the content of each file, by path on the machine.
-        commands: commands to run afterwards, in order.
-        writable: a part of the service's code that users other than root can change, if that was allowed.
-        shown: text to print instead of a file's content, by path, for people and as JSON.
-        modes: permissions of files that are not readable for everybody, by path.
-    """
-
-    files: dict[str, str]
-    commands: tuple[tuple[str, ...], ...]
-    writable: Path | None = None
-    shown: Mapping[str, str] = field(default_factory=dict)
-    modes: Mapping[str, int] = field(default_factory=dict)
-
-    def changes(self, root: Path) -> Sequence[tuple[str, str]]:
-        """Return each file with its change: write, replace or keep."""
-        return [(path, _change(root / path.lstrip("/"), content)) for path, content in self.files.items()]
-
-    def write_files(self, root: Path) -> None:
-        """Write the files.
-
-        Args:
-            root: root of the machine's files; `/` on the machine itself.
-
-        Raises:
-            InstallationError: a file cannot be written.
-        """
-        for path, content in self.files.items():
-            place = root / path.lstrip("/")
-            try:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(place, content.encode(), mode=self.modes.get(path, 0o644))
-            except OSError as error:
-                raise InstallationError(f"{place}: cannot be written: {error.strerror}; install as root") from None
-
-    def run_commands(self, run: RunProgram) -> None:
-        """Run the commands.
-
-        Raises:
-            InstallationError: a command failed; earlier ones were run.
-        """
-        run_all(self.commands, run)
-
-
-@dataclass(frozen=True)
-class RemovalPlan:
-    """The planned removal of the service.
-
-    Attributes:
-        before: commands that stop it, which restores the device.
-        files: files to remove after that, by path on the machine.
-        after: commands that make systemd forget it.
-    """
-
-    before: tuple[tuple[str, ...], ...]
-    files: tuple[str, ...]
-    after: tuple[tuple[str, ...], ...]
-
-    def present(self, root: Path) -> list[Path]:
-        """Return the existing files.
-
-        Args:
-            root: root of the machine's files; `/` on the machine itself.
-        """
-        places = [root / path.lstrip("/") for path in self.files]
-        return [place for place in places if place.exists()]
-
-    def remove_files(self, root: Path) -> None:
-        """Remove the files that exist.
-
-        Raises:
-            InstallationError: a file cannot be removed.
-        """
-        for place in self.present(root):
-            try:
-                remove_file(place)
-            except OSError as error:
-                raise InstallationError(f"{place}: cannot be removed: {error.strerror}; uninstall as root") from None
-
-
-def run_all(commands: Sequence[Sequence[str]], run: RunProgram) -> None:
-    """Run commands in order.
-
-    Raises:
-        InstallationError: a command failed; earlier ones were run.
-    """
-    for command in commands:
-        result = run(command, "")
-        if result.code != 0:
-            raise InstallationError(f"{' '.join(command)}: {result.output.strip() or f'exit status {result.code}'}")
-
-
 @dataclass(frozen=True)
 class CodeProblem:
     """The reason why the service cannot or must not run the installed code.
@@ -435,7 +199,180 @@ def require_visible(what: str, path: Path) -> None:
         )
 
 
+# --- Steps ------------------------------------------------------------------------------------------------------------
+# Shows the planned steps to install or remove a service, asks for confirmation, and carries them out.
+
+THIS_MACHINE = Path("/")
+
+DryRunOption = Annotated[
+    bool,
+    typer.Option("--dry-run", allow_from_autoenv=False, help="Show the planned steps without doing them."),
+]
+YesOption = Annotated[bool, typer.Option("--yes", allow_from_autoenv=False, help="Skip the confirmation prompt.")]
+ImageToWriteOption = Annotated[
+    Path,
+    typer.Option(
+        "--root",
+        allow_from_autoenv=False,
+        help="Write the files below this folder and run no commands, to prepare a disk image.",
+    ),
+]
+ImageToCleanOption = Annotated[
+    Path,
+    typer.Option(
+        "--root",
+        allow_from_autoenv=False,
+        help="Remove the files below this folder and run no commands, to clean a disk image.",
+    ),
+]
+AllowWritableOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-writable",
+        allow_from_autoenv=False,
+        help="Install even if users other than root can modify the service's code, and thereby become its user.",
+    ),
+]
+
+
+class InstallationError(WattfleetError):
+    """A step of the installation failed; earlier steps are done."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A planned installation.
+
+    Attributes:
+        unit: the name of the unit file, by which systemd knows the service.
+        files: the content of each file, by path on the machine.
+        commands: commands to run after the files are written, before the service is started.
+        writable: a part of the service's code that users other than root can change, if that was allowed.
+        shown: text to print instead of a file's content, by path, for people and as JSON.
+        modes: permissions of files that are not readable for everybody, by path.
+    """
+
+    unit: str
+    files: Mapping[str, str]
+    commands: Sequence[Sequence[str]]
+    writable: Path | None = None
+    shown: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[str, int] = field(default_factory=dict)
+
+
+def install(
+    plan: Installation,
+    root: Path,
+    dry_run: bool,
+    yes: bool,
+    json_: bool,
+    whole: bool = False,
+    warning: str | None = None,
+) -> None:
+    """Show every file with its change and every command, ask for confirmation, and carry them out.
+
+    Args:
+        plan: the planned installation.
+        root: root of the machine's files; `/` on the machine itself, and only there commands run.
+        dry_run: only show the steps.
+        yes: do not ask.
+        json_: print JSON, with all contents.
+        whole: print the unit's content in addition to that of settings.
+        warning: printed after the steps.
+
+    Raises:
+        InstallationError: a step failed; earlier steps are done.
+    """
+    places = {path: root / path.lstrip("/") for path in plan.files}
+    texts = {path: plan.shown.get(path, content) for path, content in plan.files.items()}
+    changes = {path: _change(place, plan.files[path]) for path, place in places.items()}
+    start = [["systemctl", "daemon-reload"], ["systemctl", "enable", plan.unit], ["systemctl", "restart", plan.unit]]
+    commands = [*map(list, plan.commands), *start]
+    if json_:
+        files = [{"path": path, "change": changes[path], "content": text} for path, text in texts.items()]
+        print_json({"files": files, "commands": commands})
+    else:
+        console = terminal()
+        for path, place in places.items():
+            console.print(f"{changes[path]} {place}", style="bold", soft_wrap=True)
+            if whole or not path.endswith(".service"):
+                indented = "".join(f"    {line}\n" for line in texts[path].splitlines())
+                console.print(indented, end="", soft_wrap=True, markup=False, highlight=False)
+        for command in commands:
+            console.print(f"run {' '.join(command)}", style="bold", soft_wrap=True)
+        if not whole:
+            console.print("show the whole unit file with --json", style="dim")
+    if plan.writable is not None:
+        typer.echo(
+            f"warning: users other than root can write {plan.writable}, and so become the service's user", err=True
+        )
+    if warning is not None:
+        typer.echo(f"warning: {warning}", err=True)
+    if dry_run:
+        return
+    if not yes:
+        typer.confirm("Proceed?", abort=True, err=True)
+    for path, place in places.items():
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(place, plan.files[path].encode(), mode=plan.modes.get(path, 0o644))
+        except OSError as error:
+            raise InstallationError(f"{place}: cannot be written: {error.strerror}; install as root") from None
+    if root == THIS_MACHINE:
+        _run(*commands)
+        typer.echo(f"installed; check it with: systemctl status {plan.unit.removesuffix('.service')}", err=True)
+    else:
+        typer.echo(f"files written below {root}; run the commands on the machine itself", err=True)
+
+
+def uninstall(unit: str, files: Sequence[str], kept: str, root: Path, dry_run: bool, yes: bool, json_: bool) -> None:
+    """Show the steps of a removal, ask for confirmation, and carry them out.
+
+    Args:
+        unit: the name of the unit file. Stopping the service restores the device.
+        files: the files to remove, by path on the machine.
+        kept: describes what is not removed.
+        root: root of the machine's files; `/` on the machine itself, and only there commands run.
+        dry_run: only show the steps.
+        yes: do not ask.
+        json_: print JSON.
+
+    Raises:
+        InstallationError: a step failed; earlier steps are done.
+    """
+    stop, forget = ["systemctl", "disable", "--now", unit], ["systemctl", "daemon-reload"]
+    there = [place for path in files if (place := root / path.lstrip("/")).exists()]
+    if json_:
+        print_json({"files": [str(place) for place in there], "commands": [stop, forget]})
+    elif not there:
+        print(f"nothing to remove: no service is installed below {root}")
+    else:
+        print(f"run {' '.join(stop)}", *(f"remove {place}" for place in there), sep="\n")
+        print(f"run {' '.join(forget)}", f"keep {kept}", sep="\n")
+    if dry_run or not there:
+        return
+    if not yes:
+        typer.confirm("Proceed?", abort=True, err=True)
+    if root == THIS_MACHINE:
+        _run(stop)
+    for place in there:
+        try:
+            remove_file(place)
+        except OSError as error:
+            raise InstallationError(f"{place}: cannot be removed: {error.strerror}; uninstall as root") from None
+    if root == THIS_MACHINE:
+        _run(forget)
+    typer.echo("removed", err=True)
+
+
 def _change(place: Path, content: str) -> str:
     if not place.exists():
         return "write"
     return "keep" if place.read_text(encoding="utf-8") == content else "replace"
+
+
+def _run(*commands: Sequence[str]) -> None:
+    for command in commands:
+        result = run_program(command, "")
+        if result.code != 0:
+            raise InstallationError(f"{' '.join(command)}: {result.output.strip() or f'exit status {result.code}'}")
