@@ -365,11 +365,7 @@ class ReferenceMetadata:
             self._remove_old()
 
     def _fresh_targets(self, root: Root, content: bytes) -> Targets | None:
-        """Verify targets that the operator has signed; None if they are the known ones.
-
-        Raises:
-            InvalidInputError: the targets cannot be used.
-        """
+        """Verify targets that the operator has signed; None if they are the known ones."""
         targets = parsed(content, Targets)
         require_signed(root, content, Targets)
         if targets.delegations is not None:

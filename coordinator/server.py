@@ -456,11 +456,7 @@ class FleetInService:
 
 
 def _metadata_in(folder: Path | None) -> ReferenceMetadata | None:
-    """The signed metadata of references, if there is a folder for it.
-
-    Raises:
-        InvalidInputError: the folder cannot be used, or a file in it is damaged.
-    """
+    """The signed metadata of references, if there is a folder for it."""
     if folder is None:
         return None
     # Imported here, because most coordinators do not need it.
@@ -716,9 +712,6 @@ async def _serve_http(
     """Serve the web page and `/metrics` until `held` is left; returns their host:port.
 
     If other machines can reach the address, only peers with a certificate may read.
-
-    Raises:
-        InvalidInputError: the address is in use or does not exist.
     """
     host, port = preparation.http_address
     settings, credentials, access = preparation.settings.server, preparation.credentials, preparation.access

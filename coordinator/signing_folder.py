@@ -31,7 +31,6 @@ from wattfleet_proto.names import digests_named, metadata_name, target_names
 ROOT_VALID_FOR = timedelta(days=1095)
 TARGETS_VALID_FOR = timedelta(days=365)
 TARGETS_FILE = "targets.json"
-REPLACEABLE_ROLES = ("targets", "online")
 
 _FIRST_ROOT = metadata_name("root", 1)
 

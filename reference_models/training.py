@@ -246,11 +246,7 @@ def train(
 
 
 def _own_first(corpus: Profile, population: Sequence[PopulationCorpus]) -> list[PopulationCorpus]:
-    """Sort the corpora of a population so that the reference's own is the first, because its board is the base.
-
-    Raises:
-        InvalidInputError: the population does not list the reference's own corpus.
-    """
+    """Sort the corpora of a population so that the reference's own is the first, because its board is the base."""
     own = corpus.sha256()
     ordered = sorted(population, key=lambda each: each.profile.sha256() != own)
     if ordered and ordered[0].profile.sha256() != own:

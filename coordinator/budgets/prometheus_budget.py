@@ -365,11 +365,7 @@ def _excerpt(body: bytes) -> str:
 
 
 def _require_server(url: str) -> None:
-    """Make sure that a URL is that of a server.
-
-    Raises:
-        InvalidInputError: it is not.
-    """
+    """Make sure that a URL is that of a server."""
     try:
         parts = urllib.parse.urlsplit(url)
         good = parts.scheme in ("http", "https") and parts.hostname and not ("@" in parts.netloc or parts.query)

@@ -207,11 +207,7 @@ class _Document(_Keys):
     devices: dict[str, _Device] = Field(default_factory=dict)
 
     def site_file(self, folder: Path) -> SiteFile:
-        """The document as a `SiteFile`.
-
-        Raises:
-            InvalidInputError: a value is invalid; the text names the key.
-        """
+        """The document as a `SiteFile`."""
         supplies = Supplies(tuple(Supply(name, supply.parent) for name, supply in self.supplies.items()))
         budgets = {}
         for name, supply in self.supplies.items():

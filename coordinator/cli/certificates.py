@@ -135,11 +135,7 @@ def revoke(
 
 
 def _confirm_roles(name: str, views: Sequence[identity_pb2.CertificateView]) -> None:
-    """Ask for confirmation if a name has certificates of several roles, whose owners may be unrelated.
-
-    Raises:
-        typer.Exit: the user declines; the exit code is 2.
-    """
+    """Ask for confirmation if a name has certificates of several roles, whose owners may be unrelated."""
     roles = sorted({each.role for each in views if each.name == name and not each.HasField("revoked_unix_s")})
     if len(roles) < 2:
         return
@@ -150,11 +146,7 @@ def _confirm_roles(name: str, views: Sequence[identity_pb2.CertificateView]) -> 
 
 
 def _write_keys(folder: Path, views: Sequence[identity_pb2.CertificateView]) -> dict[str, Path]:
-    """Write the SuperNodes' public keys, and return the file of each device.
-
-    Raises:
-        InvalidInputError: the folder cannot be written.
-    """
+    """Write the SuperNodes' public keys, and return the file of each device."""
     from urllib.parse import quote
 
     from wattfleet.common.atomic_files import replace_file

@@ -188,11 +188,7 @@ def own_identity(named: Path | None) -> Path | None:
 
 
 def _coordinator_of(folder: Path | None) -> tuple[str, str]:
-    """Return the coordinator's host:port if the user names none, and how it is known.
-
-    Raises:
-        InvalidInputError: the identity is damaged.
-    """
+    """Return the coordinator's host:port if the user names none, and how it is known."""
     from wattfleet.common.identity.identity_folder import read_identity
 
     identity = None if folder is None else read_identity(folder)

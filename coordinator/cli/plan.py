@@ -244,11 +244,7 @@ def plan(
 
 
 def _assumed(text: str) -> tuple[str, float]:
-    """Read an assumed budget.
-
-    Raises:
-        InvalidInputError: it is not SUPPLY=WATTS.
-    """
+    """Read an assumed budget."""
     from wattfleet.core.errors import InvalidInputError
 
     supply, equals, watts = text.rpartition("=")

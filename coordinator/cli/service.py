@@ -74,11 +74,7 @@ def uninstall(
 def _settings(
     site_budget_w: float | None, address: str | None, config: Path | None, root: Path
 ) -> tuple[str, CoordinatorSettings]:
-    """The settings file to install, and its settings.
-
-    Raises:
-        InvalidInputError: no settings are named, they contradict each other, or they cannot be used.
-    """
+    """The settings file to install, and its settings."""
     from coordinator.settings import CoordinatorSettings
     from coordinator.systemd.installation import SETTINGS_PATH, settings_text
     from wattfleet.common.settings.model import settings_of

@@ -168,11 +168,7 @@ def _print_carried(carried: CarriedOver) -> None:
 
 
 def _confirm(unaccounted: Sequence[CertificateRecord]) -> None:
-    """List certificates that may have been revoked since a backup, and ask whether they are accepted.
-
-    Raises:
-        typer.Exit: they are not; the exit code is 2.
-    """
+    """List certificates that may have been revoked since a backup, and ask whether they are accepted."""
     lines = [
         f"the backup has {count_of(len(unaccounted), 'certificate')} that may have been revoked since: the replaced"
         " store is missing or damaged, or does not know them",
@@ -195,9 +191,6 @@ def _file(store: str | None, config: Path | None, instead: str, must_exist: bool
         config: the settings file; None for that of the environment.
         instead: what to do if the store is PostgreSQL.
         must_exist: whether the file has to exist.
-
-    Raises:
-        InvalidInputError: the store is PostgreSQL, or the file does not exist.
     """
     from coordinator.store.database import display_name
     from wattfleet.core.errors import InvalidInputError

@@ -240,12 +240,7 @@ def _keys_in(pem: bytes) -> list[bytes]:
 
 
 def _successor(folder: Path) -> CertificateAuthority | None:
-    """Read the authority that replaces the current one of a folder; None without one.
-
-    Raises:
-        InvalidInputError: others may read its key, or the files do not belong together.
-        OSError: the files cannot be read.
-    """
+    """Read the authority that replaces the current one of a folder; None without one."""
     if not (folder / NEXT).exists():
         return None
     require_secret(folder / NEXT_KEY)

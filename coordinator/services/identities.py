@@ -192,11 +192,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
 
     @property
     def _issuing(self) -> Issuing:
-        """The issuer of certificates.
-
-        Raises:
-            InvalidInputError: the coordinator has no authority.
-        """
+        """The issuer of certificates."""
         if self._issuing_or_none is None:
             raise InvalidInputError(
                 "this coordinator has no certificate authority: run `wattfleet coordinator init` on its machine, and"
@@ -438,11 +434,7 @@ class SuperLinkServicer(superlink_pb2_grpc.SuperLinkServiceServicer):
             yield superlink_pb2.ListSuperNodesResponse(supernodes=found[start : start + _PER_MESSAGE])
 
     def _known_hosts(self) -> list[str]:
-        """The names and addresses of the SuperLink.
-
-        Raises:
-            InvalidInputError: the coordinator's settings do not state them.
-        """
+        """The names and addresses of the SuperLink."""
         address = self._issuing.addresses().superlink
         if not address:
             raise InvalidInputError(

@@ -457,11 +457,7 @@ def _overrides(overrides: Sequence[DeviceOverrides]) -> list[operator_pb2.Device
 
 
 def _what_if(request: operator_pb2.PreviewPlanRequest) -> WhatIf:
-    """The assumptions of a preview.
-
-    Raises:
-        InvalidInputError: the policy is unknown, or an option is missing, unknown or invalid for it.
-    """
+    """The assumptions of a preview."""
     clients = request.clients if request.HasField("clients") else None
     deadline_s = request.deadline_s if request.HasField("deadline_s") else None
     if not request.policy and (clients is not None or deadline_s is not None):

@@ -183,12 +183,7 @@ class RoundPlanning:
         return plan_id, plan, request.nodes
 
     def _require_kept(self, run_id: str) -> None:
-        """Check that a run has neither ended nor is being deleted.
-
-        Raises:
-            UnknownRecordError: the run does not exist, or is being deleted.
-            RunEndedError: the run has ended.
-        """
+        """Check that a run has neither ended nor is being deleted."""
         self._fleet.flower.require_live(run_id)
         if run_id in self._deleting:
             raise UnknownRecordError(f"unknown run {run_id!r}: it is being deleted")
@@ -424,20 +419,12 @@ class RoundPlanning:
             unconfirmed = end()
 
     def _prepare(self, fleet: Fleet, node_ids: Sequence[int]) -> None:
-        """Prepare the fleet, or a copy of it, for a plan.
-
-        Raises:
-            FleetReturningError: some of the nodes' devices are still expected to reconnect.
-        """
+        """Prepare the fleet, or a copy of it, for a plan."""
         self._require_connected(fleet, node_ids)
         self._abandon_overdue(fleet)
 
     def _require_connected(self, fleet: Fleet, node_ids: Sequence[int]) -> None:
-        """Check that a plan is not limited to the few devices that reconnected first.
-
-        Raises:
-            FleetReturningError: some devices are still expected to reconnect.
-        """
+        """Check that a plan is not limited to the few devices that reconnected first."""
         device_ids = set(fleet.flower.paired(node_ids).nodes)
         missing, left_s = self._leases.expected_back(device_ids, self._now_s())
         if missing:
@@ -701,12 +688,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         return self._flower.nodes.get(message.node_id) or message.result.device_id or f"node {message.node_id}"
 
     async def _add_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> None:
-        """Add metrics to a round without a plan.
-
-        Raises:
-            UnknownRecordError: the round was deleted meanwhile.
-            InvalidInputError: there are too many metrics, or the name of one is not printable.
-        """
+        """Add metrics to a round without a plan."""
         record = await self._repository.unplanned_of(run_id, number)
         if record is None:
             raise UnknownRecordError(f"unknown round {number} of run {run_id!r}")
@@ -715,11 +697,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
 
 
 def _require_round(number: int) -> None:
-    """Check the number of a run's rounds.
-
-    Raises:
-        InvalidInputError: the number is too large.
-    """
+    """Check the number of a run's rounds."""
     if number > MAX_ROUNDS:
         raise InvalidInputError(f"a run has at most {MAX_ROUNDS:,} rounds, not {number:,}: start another run")
 

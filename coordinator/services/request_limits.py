@@ -371,12 +371,7 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def _require_short_fields(request: Message) -> None:
-    """Check that lists and ids are not longer than allowed.
-
-    Raises:
-        OversizedMessageError: a list is too long.
-        InvalidInputError: an id is too long.
-    """
+    """Check that lists and ids are not longer than allowed."""
     lists, texts = _limited_fields(request.DESCRIPTOR)
     for name in lists:  # packed numbers are one field
         if len(getattr(request, name)) > MAX_ELEMENTS:

@@ -173,10 +173,6 @@ class DeviceReports:
         Returns:
             The record to store before the report is acknowledged, even if nothing has changed; None if there is nothing
             to store.
-
-        Raises:
-            ImplausibleError: the report is refused, because its values are impossible for the device.
-            InvalidInputError: the message is malformed.
         """
         body = request.WhichOneof("body")
         if body == "state":
@@ -438,12 +434,6 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             hello: the session's first message.
             connection: the agent's address and port.
             certificate: the certificate of the connection; None on plaintext.
-
-        Raises:
-            ForeignDeviceError: the certificate belongs to another device, or the device has one and does not use it.
-            InvalidInputError: the Hello is malformed, or the id is enrolled as another kind of board.
-            DuplicateSessionError: another installation has a session for this device.
-            TooManyDevicesError: the connection or its host has reached its limit of new devices.
         """
         try:
             require_own(hello, certificate, self._has_certificate)

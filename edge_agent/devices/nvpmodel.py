@@ -134,11 +134,7 @@ class NvpmodelDevice(SysfsDevice):
         return self.current_mode()
 
     def _require_preset(self, preset: NvpmodelMode, wanted: PowerMode) -> None:
-        """Check that a preset is in force.
-
-        Raises:
-            ModeNotAppliedError: another mode was read back.
-        """
+        """Check that a preset is in force."""
         if (mode_id := self._mode_id()) != preset.mode_id:
             raise ModeNotAppliedError(f"nvpmodel did not set {preset.name}: it reports mode {mode_id}")
         found = self.current_mode()

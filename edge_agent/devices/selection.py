@@ -106,11 +106,7 @@ def open_virtual_board(spec: str, seed: int) -> VirtualBoard:
 
 
 def _resolved(spec: str, root: Path) -> str:
-    """Replace `auto` by the device found on this machine.
-
-    Raises:
-        InvalidInputError: the device is unknown.
-    """
+    """Replace `auto` by the device found on this machine."""
     kind, _, which = spec.partition(":")
     if spec == "auto":
         return "sysfs" if is_jetson(Tree(root)) else "host"

@@ -245,9 +245,6 @@ class SysfsDevice(PhysicalBoard):
             to: the new settings.
             label: their name in errors.
             raise_limits: makes all other changes once the reductions are in force.
-
-        Raises:
-            ModeNotAppliedError: a step failed.
         """
         failed: list[str] = []
         for step in self._reductions(to):

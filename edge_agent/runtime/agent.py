@@ -297,11 +297,7 @@ async def _run_with_device(
 
 
 def _simulated_serving(settings: DeviceSettings, device: Device, rows: InferenceRows) -> ServingBoard | None:
-    """Return the board that answers the simulated requests of `--simulated-duty`; None without the option.
-
-    Raises:
-        InvalidInputError: the duty cannot be read, or the device is not simulated.
-    """
+    """Return the board that answers the simulated requests of `--simulated-duty`; None without the option."""
     if settings.simulated_duty is None:
         return None
     duty, simulated = simulated_duty(settings.simulated_duty), require_simulated(device)

@@ -341,11 +341,7 @@ class DeviceTrainings:
         return AppAnswers().run(partial(self._train, requests))
 
     async def _train(self, request_iterator: AsyncIterator[local_pb2.TrainRequest], answers: AppAnswers) -> None:
-        """Run one round's training, without ever waiting for the app to read an answer.
-
-        Raises:
-            WattfleetError: why the training was refused or ended.
-        """
+        """Run one round's training, without ever waiting for the app to read an answer."""
         first = await anext(request_iterator, None)
         if first is None:
             raise InvalidInputError("the stream ended before its Start: send a Start first")
@@ -421,13 +417,7 @@ class DeviceTrainings:
         answers.put(local_pb2.TrainResponse(finished=finished))
 
     def _begin(self, grant: AgentGrant, epochs: float) -> GrantedTraining:
-        """Apply the mode of a grant and start to observe the training.
-
-        Raises:
-            InvalidInputError: the mode draws more than the grant allows, or the number of epochs is out of range.
-            ModeNotAppliedError: the mode could not be applied.
-            WattfleetError: the files of the workload are damaged, or no predictor can be fitted.
-        """
+        """Apply the mode of a grant and start to observe the training."""
         assert grant.mode is not None, "a training cannot start: its grant has no mode"
         learner = self._workloads.learner(grant.workload)
         learner.trains_with(grant.batch)
@@ -440,10 +430,6 @@ class DeviceTrainings:
         """Use what the app reports of its data loader, and start to refit the predictor to its minibatches if needed.
 
         The front is reported even if the app disconnects or fails meanwhile, so that the next plan counts them.
-
-        Raises:
-            InvalidInputError: a number is out of range.
-            ModeNotAppliedError: the training's own mode could not be restored after measurements.
         """
         if not await asyncio.to_thread(training.loader_seen, loader):
             return None
@@ -463,22 +449,13 @@ class DeviceTrainings:
             await self._session.grants.stop(reason)
 
     async def _continue(self, training: GrantedTraining, grant: AgentGrant) -> None:
-        """Continue the training under another grant.
-
-        Raises:
-            InvalidInputError: its mode draws more than it allows.
-            ModeNotAppliedError: its mode could not be applied.
-        """
+        """Continue the training under another grant."""
         stop_reason = await shield_until_done(training.continue_under, grant)
         self._session.grants.applied(grant)
         await self._stop_since(stop_reason)
 
     async def _stop(self, training: GrantedTraining, reason: str) -> None:
-        """Park the device during a training, which ends with its current minibatch.
-
-        Raises:
-            ModeNotAppliedError: the device could not be parked.
-        """
+        """Park the device during a training, which ends with its current minibatch."""
         await shield_until_done(training.park)
         self._session.grants.ended()
         self._supervisor.handle(TrainingParked(f"the training stops: {reason}"))
@@ -503,9 +480,6 @@ class DeviceTrainings:
         Args:
             report: the app's report.
             since_s: seconds since its last report was answered.
-
-        Raises:
-            InvalidInputError: the reported times are impossible.
         """
         times = reported_times(report, since_s)
         return await shield_until_done(self._watch.minibatches_ended, times, report.paused, report.is_pass_over)
@@ -513,11 +487,7 @@ class DeviceTrainings:
     async def _finished(
         self, assignment: RoundAssignment, grant: AgentGrant, finish: local_pb2.FinishTraining
     ) -> tuple[local_pb2.TrainingFinished, Observed | None]:
-        """End the training and report the observation.
-
-        Raises:
-            InvalidInputError: the number of trained epochs is negative or exceeds the assignment.
-        """
+        """End the training and report the observation."""
         if finish.failed:
             await shield_until_done(self._watch.abandon)
             self._session.grants.ended()

@@ -353,11 +353,7 @@ async def serve_socket(
 
 @contextmanager
 def _own_folder(path: Path) -> Iterator[Path]:
-    """Create a folder beside an agent's socket for gRPC's socket; only the agent's own user may enter it.
-
-    Raises:
-        OSError: the folder cannot be created, or belongs to another user.
-    """
+    """Create a folder beside an agent's socket for gRPC's socket; only the agent's own user may enter it."""
     folder = path.with_name(f"{path.name}.d")
     inner = folder / _INNER
     folder.mkdir(mode=0o700, exist_ok=True)

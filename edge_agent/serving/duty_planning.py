@@ -274,11 +274,7 @@ class DutyPlanning:
         return KnownDutyModes(kept.known, kept.keeping, measured, kept.rest)
 
     def _inference(self, now: DutyNow) -> KnownModes:
-        """Return what is known of inference in all modes with all batches.
-
-        Raises:
-            NoFrontError: nothing is known of it, or it cannot be predicted.
-        """
+        """Return what is known of inference in all modes with all batches."""
         rows = self._rows.usable(now.duty.workload)
         if not len(rows) and not now.live:
             raise NoFrontError(

@@ -212,12 +212,7 @@ def _content(rows: Profile) -> bytes:
 
 
 def _parsed(content: bytes) -> Profile:
-    """Return the rows of a file.
-
-    Raises:
-        InvalidInputError: the file is too large, or its columns or values are not those of a profile.
-        ValueError: a value is not a number.
-    """
+    """Return the rows of a file."""
     if len(content) > _MAX_BYTES:
         raise InvalidInputError(f"it has more than {_MAX_BYTES:,} bytes")
     header, *lines = list(csv.reader(io.StringIO(content.decode()))) or [[]]

@@ -115,12 +115,7 @@ class DutyDevice:
             self._set(mode)
 
     def _set(self, mode: PowerMode) -> None:
-        """Apply a mode now, and note the mode in force.
-
-        Raises:
-            InvalidInputError: the board does not offer this mode.
-            ModeNotAppliedError: it was set, but another one was read back.
-        """
+        """Apply a mode now, and note the mode in force."""
         try:
             self._board.apply(mode)
         except WattfleetError:

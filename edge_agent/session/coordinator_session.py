@@ -320,13 +320,7 @@ class CoordinatorSession:
         self._hello.ClearField("installation")
 
     async def _acknowledgements(self) -> AsyncIterator[None]:
-        """Run one session from Hello to its end; yield after every acknowledgement.
-
-        Raises:
-            AioRpcError: the session ended with an error.
-            TimeoutError: the coordinator does not answer.
-            UnusableAnswerError: the coordinator's answer is damaged, out of range or in the wrong order.
-        """
+        """Run one session from Hello to its end; yield after every acknowledgement."""
         async with self._connect() as stub:
             call: Any = stub.Session(None)
             sender: asyncio.Task[None] | None = None

@@ -363,11 +363,7 @@ class GrantKeeper:
 
 
 def _grant(message: session_pb2.Grant) -> AgentGrant:
-    """Convert a grant message.
-
-    Raises:
-        InvalidInputError: its plan's id, its mode or its numbers cannot be used.
-    """
+    """Convert a grant message."""
     if len(message.plan_id) > MAX_PLAN_ID_CHARACTERS:  # every lease repeats it
         raise InvalidInputError(f"its plan's id has more than {MAX_PLAN_ID_CHARACTERS} characters")
     measuring = (

@@ -596,11 +596,7 @@ class _Transfer:
         return len(self.weights) == self._announced_bytes
 
     def begin(self, first: session_pb2.FetchReferenceResponse) -> None:
-        """Process the first message of a request.
-
-        Raises:
-            CorruptReferenceError: the manifest is not the requested or signed one, or a length is out of range.
-        """
+        """Process the first message of a request."""
         if not 0 < len(first.manifest) <= MAX_MANIFEST_BYTES:
             raise CorruptReferenceError(
                 f"the coordinator sent a manifest of {len(first.manifest):,} bytes; 1 to {MAX_MANIFEST_BYTES:,} are"
@@ -622,11 +618,7 @@ class _Transfer:
         del self.weights[first.weights_offset :]
 
     def take(self, chunk: bytes) -> None:
-        """Append the next part of the weights.
-
-        Raises:
-            CorruptReferenceError: more bytes arrived than were announced.
-        """
+        """Append the next part of the weights."""
         if len(self.weights) + len(chunk) > (self._announced_bytes or 0):
             raise CorruptReferenceError(
                 f"the coordinator sent more weights than the {self._announced_bytes:,} bytes announced"
@@ -634,12 +626,7 @@ class _Transfer:
         self.weights += chunk
 
     def artefact(self) -> Artefact:
-        """Return the verified reference.
-
-        Raises:
-            CorruptReferenceError: the weights do not match the manifest or what was signed, or this version does not
-                know its format.
-        """
+        """Return the verified reference."""
         weights = bytes(self.weights)
         if self._signed is not None:
             self._signed.require_weights(weights)
@@ -647,11 +634,7 @@ class _Transfer:
 
 
 def _cached(folder: Path, digest: str, signed: SignedReference | None) -> Artefact:
-    """Return a reference from the cache, checked like a received one: before any of it is parsed.
-
-    Raises:
-        CorruptReferenceError: it cannot be read, or does not match the digest or the signed metadata.
-    """
+    """Return a reference from the cache, checked like a received one: before any of it is parsed."""
     manifest = _content(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
     weights = _content(folder / WEIGHTS_FILE, MAX_WEIGHTS_BYTES)
     _require_digest(manifest, digest)
@@ -814,11 +797,7 @@ class AcceptedReferences:
         return references
 
     async def _in_force_instead(self, error: WattfleetError) -> list[Artefact]:
-        """Return the references in force, to use instead of refused ones.
-
-        Raises:
-            WattfleetError: the error of the refusal, if no references are in force.
-        """
+        """Return the references in force, to use instead of refused ones."""
         before, references = self._status(), []
         for digest in before.digests:
             with suppress(*_UNUSABLE):

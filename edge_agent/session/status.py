@@ -78,11 +78,7 @@ class WelcomeFile:
 
 
 def _parsed(content: bytes) -> session_pb2.Welcome:
-    """Parse the content of a file.
-
-    Raises:
-        ValueError: it holds no usable Welcome; the text gives the reason.
-    """
+    """Parse the content of a file."""
     try:
         welcome = json_format.Parse(content, session_pb2.Welcome())
     except (json_format.ParseError, ValueError, OverflowError, RecursionError) as error:

@@ -193,11 +193,7 @@ def _expiry(identity: Identity | None, now: datetime) -> str | None:
 
 
 def _problem(endpoint: Endpoint, identity: Identity | None, now: datetime) -> str | None:
-    """Find out what is wrong with the connection.
-
-    Raises:
-        OSError: nothing answers.
-    """
+    """Find out what is wrong with the connection."""
     context, name = _context(identity, endpoint.folder), None if identity is None else identity.server_name
     with socket.create_connection(split_address(endpoint.address), _TIMEOUT_S) as connection:
         try:

@@ -112,11 +112,7 @@ class Supplies:
         return tuple(each for each in self.names if name in self.path(each))
 
     def _require_root(self, name: str) -> None:
-        """Check that the path upwards from a supply ends at a root.
-
-        Raises:
-            InvalidInputError: the path contains a cycle.
-        """
+        """Check that the path upwards from a supply ends at a root."""
         path = [name]
         while (parent := self._parents[path[-1]]) is not None:
             if parent in path:

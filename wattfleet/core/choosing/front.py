@@ -235,11 +235,7 @@ def _plausible(
 
 
 def _require_plausible(*columns: Values) -> None:
-    """Check a front's columns.
-
-    Raises:
-        ImplausibleError: a value is outside of its range; the text gives the range.
-    """
+    """Check a front's columns."""
     for text, is_plausible in _plausible(*columns):
         if not is_plausible.all():
             raise ImplausibleError(f"a front has values that no device can have: {text}")

@@ -338,11 +338,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def _columns(path: Path, present: Sequence[str]) -> tuple[Task, list[str]]:
-    """The task and the columns of a profile's file, by the names in its header.
-
-    Raises:
-        InvalidInputError: a column is missing, or both times are there.
-    """
+    """The task and the columns of a profile's file, by the names in its header."""
     training, inference = TIME_COLUMNS[Task.TRAINING], TIME_COLUMNS[Task.INFERENCE]
     if training in present and inference in present:
         raise InvalidInputError(

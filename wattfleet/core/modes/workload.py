@@ -90,11 +90,7 @@ class WorkloadFacts:
 
 
 def _require(facts: WorkloadFacts, name: str, kind: type[Enum]) -> None:
-    """Convert a field to a member of an enumeration; manifests store members as text.
-
-    Raises:
-        InvalidInputError: the enumeration has no such member.
-    """
+    """Convert a field to a member of an enumeration; manifests store members as text."""
     given: Any = getattr(facts, name)
     try:
         object.__setattr__(facts, name, kind(given))

@@ -401,11 +401,7 @@ def plan_round(
 
 
 def _require_usable(offers: Sequence[Offer]) -> None:
-    """Check the devices of a round.
-
-    Raises:
-        InvalidInputError: there are no devices, or a device is listed twice.
-    """
+    """Check the devices of a round."""
     ids = [offer.device_id for offer in offers]
     if not offers or len(set(ids)) != len(ids):
         raise InvalidInputError("a round needs 1 or more devices, each listed once")

@@ -228,11 +228,7 @@ def _kind_of(artefact: Artefact, find: Callable[[str], Found]) -> Found:
 
 
 def _ensure_sound(predictor: Predictor, batch: int) -> None:
-    """Check a predictor at the highest and the lowest mode of every known board, with one batch size.
-
-    Raises:
-        CorruptReferenceError: a prediction is not finite and positive.
-    """
+    """Check a predictor at the highest and the lowest mode of every known board, with one batch size."""
     modes = modes_to_array(mode for board in BOARDS.values() for mode in (board.space.highest, board.space.lowest))
     try:
         with np.errstate(all="ignore"):

@@ -198,11 +198,7 @@ def parse_budgets(text: str) -> list[float]:
 
 
 def _fit_with(references: Callable[[str], list[Predictor]], facts: WorkloadFacts, predictor: str) -> Fit:
-    """The function that fits a kind of predictor with the references from the command line.
-
-    Raises:
-        InvalidInputError: the kind needs a reference and none is given, or a reference is of another kind.
-    """
+    """The function that fits a kind of predictor with the references from the command line."""
     from reference_models import shipped
     from wattfleet.core.prediction import fit_from, predictor_class
 

@@ -90,9 +90,6 @@ def _cases(
 
     Returns:
         `[s, r, p]` scores, and `[r, g]` numbers of measurements.
-
-    Raises:
-        InvalidInputError: a number is out of range, or the method cannot work with so few measurements.
     """
     if runs < 1 or limit < 0 or seed < 0:
         raise InvalidInputError(

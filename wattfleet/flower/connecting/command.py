@@ -108,12 +108,7 @@ def connect(
 
 
 def _reported_address(endpoint: Endpoint) -> str:
-    """Return the SuperLink's address from the coordinator.
-
-    Raises:
-        InvalidInputError: the coordinator does not know the address.
-        WattfleetError: the coordinator does not answer, or refuses.
-    """
+    """Return the SuperLink's address from the coordinator."""
     from wattfleet.common.identity.renewal import TIMEOUT_S
     from wattfleet.core.errors import InvalidInputError
     from wattfleet.flower.superlink.server_certificate import superlink_service

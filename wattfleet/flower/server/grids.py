@@ -374,9 +374,6 @@ class SteadyGrid(_ForwardingGrid):
         Args:
             task: what the SuperLink is asked to do.
             request: sends the request.
-
-        Raises:
-            SuperLinkError: it has failed for too long.
         """
         began_s, pause_s = self._clock.now_s(), _FIRST_PAUSE_S
         is_logged = False

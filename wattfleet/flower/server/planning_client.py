@@ -266,12 +266,7 @@ class PlanningClient:
             del self._pending[0]
 
     def _send(self, report: _Report) -> None:
-        """Send a report, and send it again as long as refusals can be corrected.
-
-        Raises:
-            _RetryLaterError: the coordinator may accept it later, when it is back or its disk has room again.
-            CoordinatorRefusedError: the coordinator will never accept it.
-        """
+        """Send a report, and send it again as long as refusals can be corrected."""
         while True:
             request = report.build()
             try:

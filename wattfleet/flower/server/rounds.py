@@ -442,11 +442,7 @@ class PlannedRounds:
             )
 
     def _require_patience(self, waited_s: float) -> None:
-        """Make sure that a run in which no node may train without a plan does not wait longer than it waits for nodes.
-
-        Raises:
-            PlanningError: the coordinator is away, and no connected node may train without a plan.
-        """
+        """Make sure that a run in which no node may train without a plan waits no longer than for nodes."""
         if self._outage.policy.action == "unplanned" and waited_s >= self._limits.nodes_s:
             raise PlanningError(
                 f"no connected node may train without a plan (see the warnings above), and the coordinator at"

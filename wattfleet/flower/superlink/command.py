@@ -127,11 +127,7 @@ def _of_flower(options: Sequence[str]) -> argparse.Namespace:
 
 
 def _secure(options: argparse.Namespace, flower_options: Sequence[str]) -> None:
-    """Set up TLS and access control in Flower's SuperLink, if there is an identity.
-
-    Raises:
-        WattfleetError: the identity cannot be used, or there is no certificate for TLS.
-    """
+    """Set up TLS and access control in Flower's SuperLink, if there is an identity."""
     given = _of_flower(flower_options)
     if given.insecure:
         if options.identity is not None:

@@ -152,12 +152,7 @@ class SteadyClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not type
         return found
 
     def _unary_unary(self, *, request: Any, **options: Any) -> Any:
-        """Send a request under the current node id; if the SuperLink has forgotten the SuperNode, return to it first.
-
-        Raises:
-            httpx.ConnectError: the SuperLink cannot be used now. Flower then repeats the request.
-            httpx.HTTPStatusError: the SuperLink refuses.
-        """
+        """Send a request under the current node id; a SuperNode that the SuperLink has forgotten returns first."""
         if self._node_id is None or isinstance(request, (RegisterNodeFleetRequest, ActivateNodeRequest)):
             return self._attempted(request, **options)
         for _ in range(2):  # a SuperLink that has just accepted it again can forget it, or learn that it was revoked
@@ -198,10 +193,6 @@ class SteadyClient(FleetHttpClient):  # type: ignore[misc]  # Flower is not type
         Args:
             node_id: the node id that the SuperLink does not know.
             refusal: its answer.
-
-        Raises:
-            httpx.ConnectError: the SuperLink does not accept it now, so that Flower tries again.
-            httpx.HTTPStatusError: it never will. Flower then ends the SuperNode.
         """
         with self._returning:
             if self._node_id != node_id:  # another thread has done it meanwhile
@@ -380,12 +371,7 @@ class EnrolledClient(SteadyClient):
 
 
 def _trusting(authorities_pem: bytes) -> ssl.SSLContext:
-    """Return a TLS context that trusts the given authorities only; nobody if there are none.
-
-    Raises:
-        ValueError: the text is not a certificate.
-        ssl.SSLError: the same.
-    """
+    """Return a TLS context that trusts the given authorities only; nobody if there are none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if authorities_pem:
         context.load_verify_locations(cadata=authorities_pem.decode())

@@ -71,13 +71,7 @@ class Deadline:
         return replace(only_devices(chosen, reason, exclusion_reasons), deadline_s=self.deadline_s)
 
     def _any_device(self, context: PlanningContext) -> SelectionRequest:
-        """Request any device if the budgets allow none at any speed, so that planning fails with the missing watts.
-
-        Raises:
-            InfeasibleBudgetError: the budgets allow a device, but it finishes later than the deadline.
-            NoCandidatesError: every device finishes later even with all the watts that it can use, so waiting for watts
-                does not help.
-        """
+        """Request any device if the budgets allow none at any speed, so that planning fails with the missing watts."""
         request = any_devices(context, 1)
         one = min_makespan(context.curves, context.headroom, 1, request.eligible, request.priority)
         if one is not None:

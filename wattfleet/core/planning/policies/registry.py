@@ -89,11 +89,7 @@ def _distribution(entry: EntryPoint) -> str:
 
 
 def _provided(name: str, entries: Sequence[EntryPoint]) -> Callable[..., Policy]:
-    """The class or function of a policy that a package provides.
-
-    Raises:
-        InvalidInputError: there are several of this name, or it cannot be imported.
-    """
+    """The class or function of a policy that a package provides."""
     packages = " and ".join(sorted({_distribution(entry) for entry in entries}))
     if name in _POLICIES:
         raise InvalidInputError(
@@ -118,11 +114,7 @@ def _provided(name: str, entries: Sequence[EntryPoint]) -> Callable[..., Policy]
 
 
 def _checked(name: str, entry: EntryPoint, provided: Callable[..., Policy], options: Mapping[str, object]) -> Policy:
-    """Build a policy that a package provides.
-
-    Raises:
-        InvalidInputError: it cannot be built with these options, or is not a policy.
-    """
+    """Build a policy that a package provides."""
     package = _distribution(entry)
     try:
         policy = provided(**options)

@@ -120,11 +120,7 @@ def fit_rows(
 
 
 def _require_plausible(parameters: Values, values: Values) -> None:
-    """Check log parameters and the values computed from them.
-
-    Raises:
-        InvalidInputError: a parameter is beyond any plausible model, or a value is not finite.
-    """
+    """Check log parameters and the values computed from them."""
     if not ((np.abs(parameters) <= LARGEST_LOG).all() and np.isfinite(values).all()):
         raise InvalidInputError(
             "the prior does not fit the measured rows: check the units of the rows, or choose another reference"

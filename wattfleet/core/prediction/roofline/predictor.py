@@ -512,11 +512,7 @@ def _weighted_hypotheses(
 
 @lru_cache(maxsize=64)  # next modes are chosen by one fit after the other, with the same rows elsewhere
 def _member_elsewhere(population: Population, board: Hardware, profile: Profile, facts: WorkloadFacts) -> Member:
-    """A workload's parameters on another board, estimated from its rows there.
-
-    Raises:
-        InvalidInputError: no plausible parameters explain the rows.
-    """
+    """A workload's parameters on another board, estimated from its rows there."""
     rows = unit_rows([profile], facts.batch or BASE_BATCH)
     priors = population.time_prior(facts, board), population.power_prior(facts, board)
     assumed = Assumptions(*priors, population.surfaces(facts.task, board), facts.loader_workers)

@@ -135,9 +135,6 @@ def _read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder
         tensors: all arrays of the predictor.
         prefix: prefix of the arrays' names.
         parameters: number of parameters of the physics.
-
-    Raises:
-        CorruptReferenceError: an array is missing or of the wrong shape, or a number is out of range.
     """
     # The share of the surface is one more parameter.
     k = parameters + 1
