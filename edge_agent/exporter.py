@@ -240,28 +240,9 @@ def _agent_families(figures: AgentFigures) -> Iterator[Metric]:
 
 def _board_families(sample: BoardSample | None) -> Iterator[Metric]:
     """Return the families with the board's latest sensor readings; a missing sensor has no sample."""
-    read = sample or BoardSample()
-    mode = read.mode
-    for name, text, value in (
-        ("power_watts", "Power of the board now, in watts", read.power_w),
-        ("power_readable", "1 while the board's power can be read, else 0", float(read.power_w is not None)),
-        ("temperature_celsius", "Temperature of the hottest part of the chip", read.temperature_c),
-        ("online_cores", "Number of CPU cores that are online", None if mode is None else mode.cores),
-        ("cpu_clock_hertz", "CPU clock of the mode in force", None if mode is None else mode.cpu_khz * 1e3),
-        ("gpu_clock_hertz", "GPU clock of the mode in force", None if mode is None else mode.gpu_hz),
-        ("memory_clock_hertz", "Memory clock of the mode in force", None if mode is None else mode.mem_hz),
-        ("fan_ratio", "Speed of the fan, 0 to 1", read.fan_share),
-        ("gpu_use_ratio", "Use of the GPU in the last moments, 0 to 1", read.gpu_use_share),
-    ):
-        yield _gauge(f"wattfleet_board_{name}", text, value)
-    yield _counter(
-        "wattfleet_board_energy_joules", "Joules that the board has drawn since its agent started", read.energy_j
-    )
-    yield _counter(
-        "wattfleet_board_throttle_events",
-        "Times the board has throttled itself since it booted",
-        read.throttle_events,
-    )
+    for reading, value in (sample or BoardSample()).figures():
+        family = _counter if reading.is_count else _gauge
+        yield family(f"wattfleet_board_{reading.metric}", reading.text, value)
 
 
 def _duty_families(duty: KeptDuty | None) -> Iterator[Metric]:

@@ -17,20 +17,15 @@ from coordinator.cli.options import (
 from coordinator.cli.runs import run_ids_of
 from coordinator.display.words import (
     ASSUMED_NOTE,
+    device_facts,
     expected_time,
+    flags,
     front_assumption,
-    granted,
     in_state_for,
-    last_training,
-    live_line,
     measured_modes,
     moment,
     number,
-    prediction_errors,
     profiling_left,
-    troubles,
-    trust,
-    watts,
     worst_first,
 )
 from wattfleet.common.clock import unix_now_s
@@ -120,12 +115,8 @@ def _state(content: dict[str, Any]) -> Any:
     from rich.text import Text
 
     text = Text(content["state"], style=_STYLES.get(content["state"], ""))
-    if content["drained"]:
-        text.append("\ndrained", style="yellow")
-    if content["left_out"]:
-        text.append("\nleft out", style="bold red")
-    for trouble in troubles(content, unix_now_s()):
-        text.append(f"\n{trouble}", style="bold red")
+    for flag in flags(content, unix_now_s()):
+        text.append(f"\n{flag.word}", style="bold red" if flag.is_bad else "yellow")
     return text
 
 
@@ -133,12 +124,6 @@ def _detail(content: dict[str, Any]) -> Any:
     from rich.text import Text
 
     return Text(content["left_out"], style="red") if content["left_out"] else Text(content["detail"], style="dim")
-
-
-def _rounds(content: dict[str, Any]) -> str:
-    if content["drained"]:
-        return "drained: excluded from new rounds"
-    return f"left out: {content['left_out']}" if content["left_out"] else "can be selected"
 
 
 def _is_assumed(device: dict[str, Any]) -> bool:
@@ -209,22 +194,16 @@ def _print(content: dict[str, Any], runs: RunNames) -> None:
     from wattfleet.common.tables import facts
     from wattfleet.core.duties import KeptDuty
 
-    given, limit_w, seen = set(content["operator_tags"]), content["limit_w"], content["last_seen_unix_s"]
+    given, seen = set(content["operator_tags"]), content["last_seen_unix_s"]
     tags = [f"{tag} (by command)" if tag in given else tag for tag in content["tags"]]
+    words = device_facts(content, runs)
     lines = {
         "device": f"{content['device_id']}: {content['board']} ({content['provenance']})",
         "state": content["state"] + (f": {content['detail']}" if content["detail"] else ""),
-        "rounds": _rounds(content),
-        "trust": trust(content),
-        "predictions": prediction_errors(content),
-        "now": live_line(content["sample"]),
-        "supply": content["supply"] or "none: the site file attaches the device to no supply, or to several",
-        "own limit": "none" if limit_w is None else watts(limit_w),
+        **{name: words[name] for name in ("rounds", "trust", "predictions", "now", "supply", "own limit")},
         "tags": ", ".join(tags) or "none",
         "measured": f"{content['profiled_modes']:,} of {content['mode_count']:,} modes",
-        "granted": granted(content, runs),
-        "observed": last_training(content, runs),
-        "idle": "not measured yet" if content["idle_w"] is None else f"{content['idle_w']:.1f} W",
+        **{name: words[name] for name in ("granted", "observed", "idle")},
         "reference": content["reference_digest"] or "none yet",
         "last report": "unknown" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wattfleet.common.console import duration_text
+from wattfleet_proto.device_state import READINGS, BoardSample
 from wattfleet_proto.names import COOL_C, HOT_C, is_to_measure, plan_in_words
 
 if TYPE_CHECKING:
@@ -180,8 +182,17 @@ STATES = ("offline", "degraded", "profiling", "enrolled", "training", "ready")
 """The states of devices, the worst first."""
 
 
-TROUBLES = ("hot", "throttled", "over budget", "off prediction")
+EXCLUSIONS = ("left out", "drained")
+"""Why a device that could train is in no round."""
+
+TROUBLES = (
+    *("hot", "throttled", "over budget", "off prediction"),
+    *(each.flag for each in READINGS.values() if each.flag and each.is_trouble),
+)
 """What can be wrong with a device that takes part in rounds."""
+
+NOTES = tuple(each.flag for each in READINGS.values() if each.flag and not each.is_trouble)
+"""What is shown beside a device's state although nothing is wrong."""
 
 THROTTLED_WITHIN_S = 600.0
 """Seconds for which a board counts as throttled after throttling itself, as in the alert `WattfleetThrottling`."""
@@ -199,6 +210,7 @@ def troubles(device: Values, now_unix_s: float) -> list[str]:
     sample, errors = device["sample"], device["prediction_errors"]
     return found_troubles(
         None if sample is None else sample["temperature_c"],
+        [] if sample is None else sample_flags(sample.get),
         device["throttled_unix_s"],
         device["is_observed_run_live"] and exceeded_allowed_watts(device),
         device["is_observed_run_live"]
@@ -208,8 +220,37 @@ def troubles(device: Values, now_unix_s: float) -> list[str]:
     )
 
 
+class Flag(NamedTuple):
+    """What is shown beside a device's state.
+
+    Attributes:
+        word: one of `EXCLUSIONS`, `TROUBLES` and `NOTES`.
+        is_bad: somebody should look at the device.
+    """
+
+    word: str
+    is_bad: bool
+
+
+def flags(device: Values, now_unix_s: float) -> list[Flag]:
+    """What is shown beside a device's state, such as "drained" or one of its troubles."""
+    sample = device["sample"]
+    return [
+        *([Flag("drained", False)] if device["drained"] else []),
+        *([Flag("left out", True)] if device["left_out"] is not None else []),
+        *(Flag(name, True) for name in troubles(device, now_unix_s)),
+        *(Flag(name, False) for name in ([] if sample is None else sample_flags(sample.get)) if name in NOTES),
+    ]
+
+
+def sample_flags(value_of: Callable[[str], Any]) -> list[str]:
+    """The flags of a board's sample, given what returns the value of a reading by its name."""
+    return [reading.flag for name, reading in READINGS.items() if reading.flag and value_of(name)]
+
+
 def found_troubles(
     celsius: float | None,
+    sensed: Collection[str],
     throttled_unix_s: float | None,
     is_over_budget: bool,
     is_off_prediction: bool,
@@ -220,6 +261,7 @@ def found_troubles(
 
     Args:
         celsius: temperature of the hottest part of its chip; None if it is unknown.
+        sensed: the flags of its board's sample, as from `sample_flags`.
         throttled_unix_s: when its board last throttled itself, seconds since 1970; None if it did not.
         is_over_budget: its last training drew too many watts, and its run goes on.
         is_off_prediction: its last training was far from its prediction, and its run goes on.
@@ -232,7 +274,7 @@ def found_troubles(
         "over budget": is_over_budget,
         "off prediction": is_off_prediction,
     }
-    return [name for name in TROUBLES if has[name]]
+    return [name for name in TROUBLES if has.get(name, name in sensed)]
 
 
 def is_off_prediction(time_ratio: float | None, power_ratio: float) -> bool:
@@ -340,6 +382,23 @@ def worst_first(devices: Iterable[Values], now_unix_s: float) -> list[Values]:
     )
 
 
+def device_facts(device: Values, runs: RunNames) -> dict[str, str]:
+    """What the command `device` and a device's page say in the same words, by what it is about."""
+    limit_w, idle_w = device["limit_w"], device["idle_w"]
+    left_out = "can be selected" if device["left_out"] is None else f"left out: {device['left_out']}"
+    return {
+        "rounds": "drained: excluded from new rounds" if device["drained"] else left_out,
+        "trust": trust(device),
+        "predictions": prediction_errors(device),
+        "now": live_line(device["sample"]),
+        "supply": device["supply"] or "none: the site file attaches the device to no supply, or to several",
+        "own limit": "none" if limit_w is None else watts(limit_w),
+        "granted": granted(device, runs),
+        "observed": last_training(device, runs),
+        "idle": "not measured yet" if idle_w is None else f"{idle_w:.1f} W",
+    }
+
+
 def front_assumption() -> str:
     """What the seconds of a front mean while no app has reported the length of the device's epochs."""
     from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH
@@ -364,14 +423,18 @@ def live_line(sample: Values | None) -> str:
         return "unknown: it is offline, or has sent none yet"
     from wattfleet.core.modes import PowerMode
 
-    parts: tuple[tuple[str, Callable[[Any], str]], ...] = (
-        ("power_w", lambda value: f"{value:.1f} W"),
-        ("temperature_c", lambda value: f"{value:.0f} °C"),
-        ("mode", lambda value: PowerMode(**value).label()),
-        ("fan_share", lambda value: f"fan {value:.0%}"),
-        ("gpu_use_share", lambda value: f"GPU {value:.0%} used"),
-    )
-    return ", ".join(text(sample[name]) for name, text in parts if sample[name] is not None) or "no sensor answers"
+    parts = []
+    for each in fields(BoardSample):
+        value, reading = sample.get(each.name), READINGS.get(each.name)
+        if value is None:
+            continue
+        if reading is None:  # the mode
+            parts.append(PowerMode(**value).label())
+        elif reading.flag:
+            parts += [reading.flag] if value else []
+        elif reading.words:
+            parts.append(reading.words.format(value))
+    return ", ".join(parts) or "no sensor answers"
 
 
 def profiling_left(content: Values) -> str:

@@ -26,13 +26,16 @@ from coordinator.display.values import (
 )
 from coordinator.display.words import (
     EVENT_KINDS,
+    EXCLUSIONS,
+    NOTES,
     STATES,
     TROUBLES,
     RunNames,
     behind,
+    device_facts,
+    flags,
     front_assumption,
     subject,
-    troubles,
     watts,
     worst_first,
 )
@@ -49,8 +52,6 @@ from wattfleet_proto.v1 import view_pb2
 # --- Fleet page -------------------------------------------------------------------------------------------------------
 # The page of the fleet, or of the devices behind one supply: devices, worst first, budgets and watts.
 
-
-EXCLUSIONS = ("left out", "drained")
 
 ORDERS = {
     "": "worst first",
@@ -69,7 +70,7 @@ class DeviceFilter:
 
     Attributes:
         text: part of an id, board or detail.
-        state: a state, or one of `TROUBLES` and `EXCLUSIONS`; empty for all.
+        state: a state, or one of `EXCLUSIONS`, `TROUBLES` and `NOTES`; empty for all.
         supply: name of a supply, for the devices behind it and behind the supplies that it feeds; empty for all.
         tag: a tag; empty for all.
         order: one of `ORDERS`.
@@ -138,7 +139,7 @@ async def fleet(request: Request) -> Response:
         "bad": ("offline", "degraded", "left out", *TROUBLES),
         "wanted": wanted,
         "page": page,
-        "labels": (*STATES, *EXCLUSIONS, *TROUBLES),
+        "labels": (*STATES, *EXCLUSIONS, *TROUBLES, *NOTES),
         "orders": ORDERS,
         "is_known_supply": wanted.supply in snapshot.watts,
         "watts": snapshot.watts.get(wanted.supply, snapshot.watts[WHOLE_FLEET]),
@@ -158,19 +159,14 @@ async def watts_history(request: Request) -> Response:
 
 
 def _labels(device: Values, now_unix_s: float) -> list[str]:
-    """The labels with which a device can be selected: its state, its exclusions and its troubles."""
-    exclusions = (device["left_out"] is not None, bool(device["drained"]))
-    return [
-        str(device["state"]),
-        *(name for name, applies in zip(EXCLUSIONS, exclusions, strict=True) if applies),
-        *troubles(device, now_unix_s),
-    ]
+    """The labels with which a device can be selected: its state, and what is shown beside it."""
+    return [str(device["state"]), *(flag.word for flag in flags(device, now_unix_s))]
 
 
 def _counts(devices: Sequence[Values], now_unix_s: float) -> dict[str, int]:
     """The number of devices with each label, those that need attention first."""
     counted = Counter(label for each in devices for label in _labels(each, now_unix_s))
-    order = (*STATES[:2], EXCLUSIONS[0], *TROUBLES, *STATES[2:], EXCLUSIONS[1])
+    order = (*STATES[:2], EXCLUSIONS[0], *TROUBLES, *STATES[2:], EXCLUSIONS[1], *NOTES)
     return {label: counted[label] for label in order if counted[label]}
 
 
@@ -236,8 +232,10 @@ async def device(request: Request) -> Response:
     if values["granted_plan_id"] is not None:
         in_force = _mode_in_force(rounds, f"{run_id}/", values["granted_plan_id"])
     presets = preset_values(view) or _presets_on(front or [], values["board"])
+    names = RunNames(map(run_values, runs))
     content = {
         "device": values,
+        "facts": device_facts(values, names),
         "workloads": [device_workload_values(each) for each in reversed(view.workloads)],
         "front": front,
         "front_assumption": front_assumption(),
@@ -249,7 +247,7 @@ async def device(request: Request) -> Response:
         "rounds": rounds,
         "histories": _histories(rounds),
         "bounds": _bounds(values, front, rounds),
-        "names": RunNames(map(run_values, runs)),
+        "names": names,
     }
     return await drawn(request, "device.html", content)
 

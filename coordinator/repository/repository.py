@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import URL
 
@@ -19,22 +19,14 @@ from coordinator.repository.writer import Writer
 from coordinator.settings import StoreSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.identities import Identities
-from coordinator.state.identity_records import AuditEntry
-from coordinator.state.records import (
-    EventFilter,
-    EventRecord,
-    ExpiredEvents,
-    RoundRecord,
-    StoredRecord,
-    UnplannedRound,
-    run_of,
-)
+from coordinator.state.records import ExpiredEvents, RoundRecord, StoredRecord, run_of
 from coordinator.store.store import Store
-from coordinator.store.tables import Times, TimesOf
 from wattfleet.common.clock import utc_now
 from wattfleet.core.planning import History
 
 _log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 
 # --- Shared reads -----------------------------------------------------------------------------------------------------
@@ -151,11 +143,15 @@ class FleetRepository:
 
     # --- load ---------------------------------------------------------------------------------------------------
 
+    async def read(self, what: Callable[[Store], _Result]) -> _Result:
+        """Read from the store what is not in memory, such as `lambda store: store.events(wanted)`."""
+        return await self._writer.read(what)
+
     async def load_round(self, plan_id: str) -> None:
         """Load a round into the fleet's cache if it is missing there; does nothing for an unknown round."""
 
         async def read() -> None:
-            if (record := await self._writer.round_of(plan_id)) is not None:
+            if (record := await self.read(lambda store: store.round_of(plan_id))) is not None:
                 self.fleet.rounds.cache.restore(record)
 
         if self.fleet.rounds.cache.is_missing(plan_id):
@@ -165,7 +161,7 @@ class FleetRepository:
         """Load a run's history, which its next plan needs, into the fleet's cache."""
 
         async def read() -> None:
-            self.fleet.rounds.cache.restore_history(run_id, await self._writer.history_of(run_id))
+            self.fleet.rounds.cache.restore_history(run_id, await self.read(lambda store: store.history_of(run_id)))
 
         if self.fleet.rounds.cache.is_history_missing(run_id):
             await self._reads.once(("history", run_id), read)
@@ -175,8 +171,7 @@ class FleetRepository:
     async def load_newest_round(self, run_id: str) -> None:
         """Load the newest round of a run into the fleet's cache, if the run has any."""
         if self.fleet.rounds.cache.is_archived(run_id):
-            plan_id = await self._writer.newest_plan_id(run_id)
-            if plan_id is not None:
+            for plan_id in (await self.read(lambda store: store.plan_ids_of(run_id)))[-1:]:
                 await self.load_round(plan_id)
 
     async def rounds_of(self, run_id: str) -> AsyncIterator[RoundRecord]:
@@ -187,22 +182,6 @@ class FleetRepository:
                 yield cached.pop(record.plan_id, record)  # the cached round may be newer
         for record in cached.values():
             yield record
-
-    async def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
-        """Get one round without a plan; None if it does not exist."""
-        return await self._writer.unplanned_of(run_id, number)
-
-    async def times(self, of: TimesOf) -> dict[str, Times]:
-        """The times of events by id, as stored on disk (see `Store.times`)."""
-        return await self._writer.times(of)
-
-    async def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
-        """The newest entries of the audit log that are on disk (see `Store.audit_entries`)."""
-        return await self._writer.audit_entries(since, limit)
-
-    async def events(self, wanted: EventFilter) -> list[EventRecord]:
-        """The newest events on disk that a filter keeps (see `Store.events`)."""
-        return await self._writer.events(wanted)
 
     # --- remove -------------------------------------------------------------------------------------------------
 

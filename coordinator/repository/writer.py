@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from coordinator.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.service_figures import ServiceFigures, timed
@@ -19,7 +19,6 @@ from coordinator.state.identity_records import AuditEntry, CertificateRecord, Ex
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
-    EventFilter,
     EventRecord,
     ExpiredEvents,
     ForgottenDevice,
@@ -35,61 +34,12 @@ from coordinator.state.records import (
     SupplyOverride,
     UnplannedRound,
 )
-from coordinator.store.tables import Times, TimesOf
-from wattfleet.core.planning import History
+from coordinator.store.store import Store
 
 _log = logging.getLogger(__name__)
 
 _Key = tuple[object, ...]
 _Result = TypeVar("_Result")
-
-
-class RecordStore(Protocol):
-    """A store of records; its methods block."""
-
-    def save(self, *records: StoredRecord) -> None:
-        """Store records, all or none."""
-        ...
-
-    def round_of(self, plan_id: str) -> RoundRecord | None:
-        """Get one round; None if it is not stored."""
-        ...
-
-    def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
-        """Get one round without a plan; None if it is not stored."""
-        ...
-
-    def plan_ids_of(self, run_id: str) -> list[str]:
-        """The ids of a run's rounds, oldest first."""
-        ...
-
-    def history_of(self, run_id: str) -> History:
-        """A run's finished rounds."""
-        ...
-
-    def delete_some(self, older_than: timedelta, except_runs: Collection[str] = ()) -> list[str] | None:
-        """Delete some rounds of old runs; return the completely deleted runs, None if nothing was left to delete."""
-        ...
-
-    def delete_some_of(self, run_id: str) -> bool:
-        """Delete some rounds of one run; return whether it is now deleted completely."""
-        ...
-
-    def require_owner(self) -> None:
-        """Check that no other coordinator has taken the store over."""
-        ...
-
-    def times(self, of: TimesOf) -> dict[str, Times]:
-        """The times of events, by id."""
-        ...
-
-    def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
-        """The newest entries of the audit log."""
-        ...
-
-    def events(self, wanted: EventFilter) -> list[EventRecord]:
-        """The newest events that a filter keeps, newest first."""
-        ...
 
 
 def _key(record: StoredRecord) -> _Key:
@@ -157,13 +107,15 @@ class Writer:
     Records that could not be stored wait for the next attempt: memory has changed already, and nothing was
     acknowledged. At most one record per key waits.
 
+    All methods that wait for the store raise its errors (see `Store`).
+
     Attributes:
         ownership_lost: set once another coordinator has taken the store over; nothing is stored after that.
     """
 
     def __init__(
         self,
-        store: RecordStore,
+        store: Store,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         settings: StoreSettings = StoreSettings(),
         figures: ServiceFigures | None = None,
@@ -195,7 +147,6 @@ class Writer:
         """Store records in one transaction, and return once they are on disk.
 
         Raises:
-            NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: this attempt failed; the records wait for the next one.
             UnstorableRecordError: the database cannot store the records; this is not retried.
         """
@@ -208,7 +159,6 @@ class Writer:
             records: the newest records, because they replace waiting records with the same keys.
 
         Raises:
-            NotOwnerError: another coordinator has taken the store over.
             UnstorableRecordError: the database cannot store the records; this is not retried.
         """
         await self._enqueue(records, retries=True)
@@ -233,71 +183,16 @@ class Writer:
         waiting = (*self._pending.values(), *self._in_transaction.values())
         return {record.plan_id for record in waiting if isinstance(record, (RoundRecord, RoundObservation))}
 
-    async def round_of(self, plan_id: str) -> RoundRecord | None:
-        """Read one round from disk (see `Store.round_of`).
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
-        return await self._as_owner(lambda: self._store.round_of(plan_id), self._reader)
-
-    async def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
-        """Read one round without a plan from disk (see `Store.unplanned_of`).
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
-        return await self._as_owner(lambda: self._store.unplanned_of(run_id, number), self._reader)
-
-    async def times(self, of: TimesOf) -> dict[str, Times]:
-        """The times of events by id, as stored on disk (see `Store.times`).
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
-        return await self._as_owner(lambda: self._store.times(of), self._reader)
-
-    async def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
-        """The newest entries of the audit log on disk (see `Store.audit_entries`).
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
-        return await self._as_owner(lambda: self._store.audit_entries(since, limit), self._reader)
-
-    async def events(self, wanted: EventFilter) -> list[EventRecord]:
-        """The newest events on disk that a filter keeps (see `Store.events`).
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
-        return await self._as_owner(lambda: self._store.events(wanted), self._reader)
+    async def read(self, what: Callable[[Store], _Result]) -> _Result:
+        """Read from the store, beside writes, which a long read must not delay; such as `what` of it returns."""
+        return await self._as_owner(lambda: what(self._store), self._reader)
 
     async def rounds_of(self, run_id: str) -> AsyncIterator[RoundRecord]:
-        """Yield the rounds of a run that are on disk, oldest first, read one at a time.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
-        for plan_id in await self._as_owner(lambda: self._store.plan_ids_of(run_id), self._reader):
-            record = await self.round_of(plan_id)
+        """Yield the rounds of a run that are on disk, oldest first, read one at a time."""
+        for plan_id in await self.read(lambda store: store.plan_ids_of(run_id)):
+            record = await self.read(lambda store: store.round_of(plan_id))  # noqa: B023 - awaited within the loop
             if record is not None:  # not deleted meanwhile
                 yield record
-
-    async def history_of(self, run_id: str) -> History:
-        """The finished rounds of a run that are on disk (see `Store.history_of`).
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
-        return await self._as_owner(lambda: self._store.history_of(run_id), self._reader)
 
     async def delete_old_runs(
         self, older_than: timedelta, except_runs: Callable[[], Collection[str]]
@@ -307,10 +202,6 @@ class Writer:
         Args:
             older_than: how long ago a run must have ended or last changed.
             except_runs: returns the runs to keep; asked before each transaction.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the next run could not be deleted.
         """
         while True:
             some = await self._as_owner(partial(self._store.delete_some, older_than, except_runs()))
@@ -320,24 +211,9 @@ class Writer:
                 yield run_id
 
     async def delete_run(self, run_id: str) -> None:
-        """Delete a run from the store in short transactions.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the run could not be deleted completely.
-        """
+        """Delete a run from the store in short transactions."""
         while not await self._as_owner(lambda: self._store.delete_some_of(run_id)):
             pass
-
-    async def newest_plan_id(self, run_id: str) -> str | None:
-        """The plan id of a run's newest round on disk; None if it has none.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
-        plan_ids = await self._as_owner(lambda: self._store.plan_ids_of(run_id), self._reader)
-        return plan_ids[-1] if plan_ids else None
 
     async def watch_owner(self) -> None:
         """Check periodically that this coordinator owns the store, until another one does.

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from coordinator.budgets.budget_watch import BudgetChange
-from coordinator.display.words import age, error_text, found_troubles, is_off_prediction, watts
+from coordinator.display.words import age, error_text, found_troubles, is_off_prediction, sample_flags, watts
+from coordinator.state.device_view import DeviceView
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, EventRecord, RoundRecord, RunRecord
 from wattfleet.common.clock import unix_now_s, utc_now
@@ -286,15 +287,14 @@ class EventLog:
         return _Condition(word, is_left_out, tuple(self._troubles_of(device, was_hot)))
 
     def _troubles_of(self, device: DeviceRecord, was_hot: bool = False) -> list[str]:
-        device_id, newest = device.device_id, self._fleet.rounds.latest_results
-        sample, errors = self._fleet.samples.of(device_id), self._fleet.agents.claims.errors_of(device_id)
-        seen, planned = newest.observations.get(device_id), newest.predictions.get(device_id)
-        run = self._fleet.flower.runs.get(newest.observed_in.get(device_id, ""))
-        is_live = run is not None and not run.finished
+        view = DeviceView(self._fleet, device)
+        sample, errors, is_live = view.sample, view.errors, view.is_observed_run_live
+        observed_w, limit_w = view.observed_w, view.observed_limit_w
         return found_troubles(
             None if sample is None else sample.temperature_c,
-            self._throttled_unix_s(device_id),
-            is_live and seen is not None and planned is not None and seen.power_w > planned.power_limit_w,
+            [] if sample is None else sample_flags(partial(getattr, sample)),
+            self._throttled_unix_s(device.device_id),
+            is_live and observed_w is not None and limit_w is not None and observed_w > limit_w,
             is_live and bool(errors) and is_off_prediction(errors[-1].time_ratio, errors[-1].power_ratio),
             self._now().timestamp(),
             was_hot,

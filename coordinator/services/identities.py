@@ -176,7 +176,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     ) -> AsyncIterator[identity_pb2.ReadAuditLogResponse]:
         """List what operators changed."""
         since = stated_since(request)
-        found = await self._repository.audit_entries(since, _MAX_AUDIT_ENTRIES)
+        found = await self._repository.read(lambda store: store.audit_entries(since, _MAX_AUDIT_ENTRIES))
         for start in range(0, len(found), _PER_MESSAGE):
             entries = [
                 identity_pb2.AuditEntry(

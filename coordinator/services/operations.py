@@ -431,7 +431,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         until = None if override is None else override.until
         return operator_pb2.SupplyBudget(
             supply=supply,
-            parent=self._fleet.operator.allowance.supplies.parent_of(supply) or "",
+            parent=self._fleet.operator.allowance.supplies.parent_of(supply),
             watts=in_force.watts,
             source=in_force.source,
             fallback=in_force.fallback,

@@ -689,7 +689,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
 
     async def _add_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> None:
         """Add metrics to a round without a plan."""
-        record = await self._repository.unplanned_of(run_id, number)
+        record = await self._repository.read(lambda store: store.unplanned_of(run_id, number))
         if record is None:
             raise UnknownRecordError(f"unknown round {number} of run {run_id!r}")
         require_metrics(run_id, number, metrics, record.metrics)

@@ -8,19 +8,17 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from coordinator.display.words import EVENT_KINDS
 from coordinator.errors import UnknownRecordError
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.event_log import EventLog, StateTimes
 from coordinator.services.request_limits import stated_since
+from coordinator.state.device_view import DeviceView
 from coordinator.state.names import abbreviate
 from coordinator.state.preview import FleetWorkload, known_workloads
 from coordinator.state.records import (
     MAX_EVENTS,
     DeviceRecord,
-    DeviceResult,
     EventFilter,
     EventRecord,
     RoundRecord,
@@ -34,16 +32,14 @@ from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import require_workload_name
 from wattfleet.core.planning import PredictionError, RoundPlan
 from wattfleet_proto.convert import (
-    board_sample_to_message,
     front_to_message,
-    kept_duty_to_message,
+    message_of,
     plan_to_message,
     presets_to_messages,
-    provenance_to_message,
     state_to_message,
     workload_to_message,
 )
-from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2, view_pb2_grpc
+from wattfleet_proto.v1 import planning_pb2, view_pb2, view_pb2_grpc
 
 _DEVICES_IN_A_MESSAGE = 100
 """A device with the fronts of several workloads counts several times."""
@@ -90,7 +86,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         ids = sorted(set(request.device_ids) or agents.devices)
         if request.workload:
             require_workload_name(request.workload)
-        times = await self._repository.times(OF_DEVICES) if request.with_times else {}
+        times = await self._repository.read(lambda store: store.times(OF_DEVICES)) if request.with_times else {}
         lengths = agents.usual_lengths()
         answer, size = view_pb2.ListDevicesResponse(), 0
         for each in ids:
@@ -109,7 +105,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         self, request: view_pb2.ListNodesRequest, context: Any
     ) -> AsyncIterator[view_pb2.ListNodesResponse]:
         """List Flower's nodes by device and node id."""
-        times = await self._repository.times(OF_NODES)
+        times = await self._repository.read(lambda store: store.times(OF_NODES))
         flower, devices = self._fleet.flower, self._fleet.agents.devices
         problems = flower.pairings.all_problems(flower.nodes)
         found = sorted(flower.nodes.items(), key=lambda node: (node[1], node[0]))
@@ -121,9 +117,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
                     view_pb2.NodeView(
                         node_id=node_id,
                         device_id=device_id,
-                        device_state=session_pb2.DEVICE_STATE_UNSPECIFIED
-                        if device is None
-                        else state_to_message(device.state),
+                        device_state=None if device is None else state_to_message(device.state),
                         pairing_problem=problems.get(node_id),
                         bound_unix_s=times.get(str(node_id), Times()).first_unix_s,
                         connected_unix_s=None if connected_at is None else connected_at.timestamp(),
@@ -135,7 +129,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         self, request: view_pb2.ListRunsRequest, context: Any
     ) -> AsyncIterator[view_pb2.ListRunsResponse]:
         """List all runs, oldest first."""
-        times = await self._repository.times(OF_RUNS) if request.with_times else {}
+        times = await self._repository.read(lambda store: store.times(OF_RUNS)) if request.with_times else {}
         runs = list(self._fleet.flower.runs.values())
         for begin in range(0, len(runs), _RUNS_IN_A_MESSAGE):
             some = runs[begin : begin + _RUNS_IN_A_MESSAGE]
@@ -145,7 +139,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         self, request: view_pb2.ListWorkloadsRequest, context: Any
     ) -> AsyncIterator[view_pb2.ListWorkloadsResponse]:
         """List the workloads of runs and of fronts by name."""
-        times = await self._repository.times(OF_RUNS)
+        times = await self._repository.read(lambda store: store.times(OF_RUNS))
         known = known_workloads(self._fleet)
         for begin in range(0, len(known), _WORKLOADS_IN_A_MESSAGE):
             some = known[begin : begin + _WORKLOADS_IN_A_MESSAGE]
@@ -156,7 +150,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     ) -> AsyncIterator[view_pb2.RoundView]:
         """Stream one or all rounds of a run, oldest first, including those without a plan."""
         run_id = self._fleet.flower.run(request.run_id).run_id
-        times = await self._repository.times(of_rounds(run_id)) if request.with_times else {}
+        times = await self._repository.read(lambda store: store.times(of_rounds(run_id))) if request.with_times else {}
         if request.round:
             yield await self._one_round(request, times)
             return
@@ -177,7 +171,8 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         self, request: view_pb2.ListEventsRequest, context: Any
     ) -> AsyncIterator[view_pb2.ListEventsResponse]:
         """List what happened, newest first."""
-        found = await self._repository.events(self._event_filter(request))
+        wanted = self._event_filter(request)
+        found = await self._repository.read(lambda store: store.events(wanted))
         for begin in range(0, len(found), _EVENTS_IN_A_MESSAGE):
             yield view_pb2.ListEventsResponse(events=map(_event, found[begin : begin + _EVENTS_IN_A_MESSAGE]))
 
@@ -232,7 +227,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         self, number: int, request: view_pb2.StreamRoundsRequest
     ) -> AsyncIterator[view_pb2.RoundView]:
         """Yield one round without a plan, or nothing if it was deleted meanwhile."""
-        record = await self._repository.unplanned_of(request.run_id, number)
+        record = await self._repository.read(lambda store: store.unplanned_of(request.run_id, number))
         if record is not None:
             workload = self._fleet.flower.workload_of(record.run_id)
             yield _unplanned_view(record, workload, request.with_times, not request.without_devices)
@@ -240,111 +235,46 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     def _device_view(
         self, record: DeviceRecord, request: view_pb2.ListDevicesRequest, lengths: UsualLengths, times: Times
     ) -> view_pb2.DeviceView:
-        operator = self._fleet.operator
-        known = record.front_for(request.workload) if request.workload else record.latest_front
-        rules, overrides = operator.rules_of(record.device_id), operator.overrides_of(record.device_id)
-        grant = self._fleet.rounds.grants.of(record.device_id)
-        if grant is not None and grant.is_over:
-            grant = None
-        newest = self._fleet.rounds.latest_results
-        observed_run_id = newest.observed_in.get(record.device_id, "")
-        observed_run = self._fleet.flower.runs.get(observed_run_id)
-        observed, predicted = newest.observations.get(record.device_id), newest.predictions.get(record.device_id)
-        sample = self._fleet.samples.of(record.device_id)
-        kept = self._fleet.duties.of(record.device_id)
-        return view_pb2.DeviceView(
-            device_id=record.device_id,
-            board=record.board,
-            provenance=provenance_to_message(record.provenance),
-            state=state_to_message(record.state),
-            profiled_modes=known.profiled_modes if known is not None and request.workload else record.profiled_modes,
-            mode_count=record.mode_count,
-            detail=record.detail,
-            idle_w=record.idle_w,
-            front=front_to_message(known.front) if known is not None and request.with_fronts else None,
-            reference_digest="" if known is None else known.reference_digest,
-            fastest_epoch_s=None if known is None else _fastest_epoch_s(known, record, lengths, rules.limit_w),
-            epoch_length_assumed=known is not None and known.is_length_assumed,
-            workload=request.workload or ("" if known is None else known.name),
-            workloads=[
-                self._device_workload(record, each, lengths, rules.limit_w)
-                for each in record.fronts
-                if request.with_fronts
-            ],
-            supply=self._supply(record.device_id),
-            limit_w=rules.limit_w,
-            site_tags=sorted(rules.tags),
-            operator_tags=sorted(overrides.tags),
-            drained=overrides.drained,
+        view = DeviceView(self._fleet, record, request.workload, lengths)
+        front = presets = None
+        if view.known is not None and request.with_fronts:
+            front = front_to_message(view.known.front)
+            presets = presets_to_messages(self._fleet.presets.of(record.device_id, view.known.name))
+        return message_of(
+            view_pb2.DeviceView,
+            *view.sources,
+            front=front,
+            presets=presets,
+            workloads=[self._device_workload(view, each) for each in record.fronts if request.with_fronts],
             first_seen_unix_s=times.first_unix_s,
             last_seen_unix_s=times.last_unix_s,
-            granted_w=None if grant is None else grant.granted_w,
-            confirmed_w=None if grant is None else grant.confirmed_w,
-            observed_w=None if observed is None else observed.power_w,
-            granted_plan_id="" if grant is None else grant.plan_id,
-            left_out=self._fleet.agents.claims.exclusion_reason(record, request.workload or None) or "",
-            trust=self._fleet.agents.claims.trust_of(record.device_id, request.workload or None),
-            duty=None if kept is None else kept_duty_to_message(kept),
             state_since_unix_s=self._state_times.since_unix_s(record),
             target_modes=self._state_times.target_modes(record),
             profiling_left_s=self._state_times.profiling_left_s(record),
-            presets=presets_to_messages(self._fleet.presets.of(record.device_id, known.name))
-            if known is not None and request.with_fronts
-            else None,
-            sample=None if sample is None else board_sample_to_message(sample),
             throttled_unix_s=self._state_times.throttled_unix_s(record.device_id),
-            observed_limit_w=None if observed is None or predicted is None else predicted.power_limit_w,
-            observed_run_id=observed_run_id,
-            observed_round=newest.observed_numbers.get(record.device_id, 0),
-            is_observed_run_live=observed_run is not None and not observed_run.finished,
-            prediction_errors=_errors(self._fleet.agents.claims.errors_of(record.device_id, request.workload or None)),
+            prediction_errors=_errors(view.errors),
         )
 
-    def _device_workload(
-        self, record: DeviceRecord, known: WorkloadFront, lengths: UsualLengths, limit_w: float | None
-    ) -> view_pb2.DeviceWorkload:
-        claims, name = self._fleet.agents.claims, known.name
-        return view_pb2.DeviceWorkload(
+    def _device_workload(self, view: DeviceView, known: WorkloadFront) -> view_pb2.DeviceWorkload:
+        claims, device_id = self._fleet.agents.claims, view.record.device_id
+        return message_of(
+            view_pb2.DeviceWorkload,
+            known,
             workload=workload_to_message(known.workload),
-            profiled_modes=known.profiled_modes,
-            minibatches_per_epoch=known.minibatches_per_epoch,
-            fastest_epoch_s=_fastest_epoch_s(known, record, lengths, limit_w),
-            reference_digest=known.reference_digest,
-            left_out=claims.exclusion_reason(record, name) or "",
-            trust=claims.trust_of(record.device_id, name),
+            fastest_epoch_s=view.fastest_epoch_of(known),
+            reference_digest=known.reference_digest or None,
+            left_out=claims.exclusion_reason(view.record, known.name),
+            trust=claims.trust_of(device_id, known.name),
             front=front_to_message(known.front),
         )
 
-    def _supply(self, device_id: str) -> str:
-        """The supply that a device is behind; empty if the site file does not place it."""
-        try:
-            return self._fleet.operator.supply_of(device_id)
-        except InvalidInputError:
-            return ""
 
-
-def _fastest_epoch_s(
-    known: WorkloadFront, record: DeviceRecord, lengths: UsualLengths, limit_w: float | None
-) -> float | None:
-    """Seconds of a one-epoch training in the fastest mode within the device's own limit; None if no mode fits."""
-    front = lengths.planned(known)
-    allowed = np.maximum(front.planned_w, record.idle_w or 0.0) <= (np.inf if limit_w is None else limit_w)
-    return float(front.one_epoch_s[allowed].min()) if allowed.any() else None
+_EVENT_IS_ABOUT = ("device_id", "run_id", "round", "supply", "caller")
 
 
 def _event(event: EventRecord) -> view_pb2.FleetEvent:
-    return view_pb2.FleetEvent(
-        event_id=event.event_id,
-        at_unix_s=event.at.timestamp(),
-        kind=event.kind,
-        text=event.text,
-        needs_attention=event.needs_attention,
-        device_id=event.device_id,
-        run_id=event.run_id,
-        round=event.round,
-        supply=event.supply,
-        caller=event.caller,
-    )
+    about = {name: getattr(event, name) or None for name in _EVENT_IS_ABOUT}
+    return message_of(view_pb2.FleetEvent, event, at_unix_s=event.at.timestamp(), **about)
 
 
 def _errors(errors: Sequence[PredictionError]) -> view_pb2.PredictionErrors | None:
@@ -364,18 +294,13 @@ def _errors(errors: Sequence[PredictionError]) -> view_pb2.PredictionErrors | No
 
 
 def _run_view(run: RunRecord, times: Times) -> view_pb2.RunView:
-    return view_pb2.RunView(
-        run_id=run.run_id,
-        strategy=run.strategy,
-        rounds=run.rounds,
-        initial_metrics=run.initial_metrics,
-        finished=run.finished,
-        error=run.error,
+    return message_of(
+        view_pb2.RunView,
+        run,
         started_unix_s=times.first_unix_s,
         finished_unix_s=times.last_unix_s,
+        rounds_asked_for=run.rounds,
         workload=workload_to_message(run.workload),
-        name=run.name,
-        labels=run.labels,
     )
 
 
@@ -383,11 +308,11 @@ def _workload_view(known: FleetWorkload, times: Mapping[str, Times]) -> view_pb2
     began = [times[run_id].first_unix_s for run_id in known.run_ids if run_id in times]
     return view_pb2.WorkloadView(
         workload=workload_to_message(known.workload),
-        device_count=known.device_count,
+        devices=known.device_count,
         measured_devices=len(known.profiled_modes),
         median_modes=median(known.profiled_modes) if known.profiled_modes else None,
         live_run_ids=known.live_run_ids,
-        run_count=len(known.run_ids),
+        runs=len(known.run_ids),
         last_used_unix_s=max((each for each in began if each is not None), default=None),
     )
 
@@ -415,61 +340,42 @@ def _plan_of(plan: RoundPlan, device_id: str) -> RoundPlan:
 
 def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: bool) -> view_pb2.RoundView:
     plan = record.plan if with_devices else _without_devices(record.plan)
-    return view_pb2.RoundView(
-        run_id=record.run_id,
+    first, is_trimmed = record.plan.original, record.plan.first_planned is not None
+    return message_of(
+        view_pb2.RoundView,
+        record,
         round=record.number,
-        plan_id=record.plan_id,
-        epochs=record.epochs,
         plan=plan_to_message(record.plan_id, plan, record.nodes),
         observations=[
-            view_pb2.DeviceObservation(
-                device_id=seen.device_id, epoch_s=seen.epoch_s, power_w=seen.power_w, beside_duty=seen.beside_duty
-            )
-            for seen in record.observations.values()
-            if with_devices
+            message_of(view_pb2.DeviceObservation, each) for each in record.observations.values() if with_devices
         ],
-        failed_device_ids=record.failed,
-        late_device_ids=record.late,
-        metrics=record.metrics,
-        wall_s=record.wall_s,
-        observed_site_w=record.observed_site_w,
-        observed_duration_s=record.observed_duration_s,
-        training_j=record.training_j,
-        observed_count=len(record.observations),
-        results=[_result(result) for result in record.results if with_devices],
-        device_count=len(record.plan.original.assignments),
-        idle_w=record.idle_w,
+        results=[message_of(planning_pb2.DeviceResult, each) for each in record.results if with_devices],
+        observed_trainings=len(record.observations),
+        devices=len(first.assignments),
+        in_other_mode=len(record.plan.in_other_mode),
+        stopped=len(record.plan.stopped),
+        site_budget_w=first.site_budget_w,
+        planned_w=first.planned_w,
+        planned_s=first.duration_s,
+        deadline_s=record.plan.deadline_s or None,
+        trimmed_site_budget_w=record.plan.site_budget_w if is_trimmed else None,
+        trimmed_planned_w=record.plan.planned_w if is_trimmed else None,
+        trimmed_s=record.plan.duration_s if is_trimmed else None,
         planned_unix_s=times.first_unix_s,
         finished_unix_s=times.last_unix_s,
-        other_mode_count=len(record.plan.in_other_mode),
-        stopped_count=len(record.plan.stopped),
-        workload=workload,
+        workload=workload or None,
     )
 
 
 def _unplanned_view(record: UnplannedRound, workload: str, with_times: bool, with_devices: bool) -> view_pb2.RoundView:
-    return view_pb2.RoundView(
-        run_id=record.run_id,
+    return message_of(
+        view_pb2.RoundView,
+        record,
         round=record.number,
         unplanned=True,
-        failed_device_ids=record.failed,
-        late_device_ids=record.late,
-        metrics=record.metrics,
-        wall_s=record.wall_s,
-        results=[_result(result) for result in record.results if with_devices],
-        device_count=len(record.results),
+        results=[message_of(planning_pb2.DeviceResult, each) for each in record.results if with_devices],
+        devices=len(record.results),
         planned_unix_s=record.began_at.timestamp() if with_times else None,
         finished_unix_s=record.ended_at.timestamp() if with_times else None,
-        workload=workload,
-    )
-
-
-def _result(result: DeviceResult) -> planning_pb2.DeviceResult:
-    return planning_pb2.DeviceResult(
-        device_id=result.device_id,
-        failure=result.failure,
-        num_examples=result.num_examples,
-        loss=result.loss,
-        share=result.share,
-        late=result.late,
+        workload=workload or None,
     )

@@ -464,7 +464,7 @@ class RoundRecord(_WithResults):
         return self.idle_w + sum(observed.power_w for observed in self.observations.values())
 
     @property
-    def observed_duration_s(self) -> float | None:
+    def observed_s(self) -> float | None:
         """Observed seconds of the slowest chosen device; None until every chosen device was observed."""
         if not self._is_observed:
             return None

@@ -111,7 +111,7 @@ def round_of(connection: Connection, plan_id: str) -> RoundRecord | None:
     observed = connection.execute(select(Observation.__table__).where(Observation.plan_id == plan_id))
     return tables.round_record(
         row,
-        [ObservedTraining(each.device_id, each.epoch_s, each.power_w, each.beside_duty) for each in observed],
+        [tables.record_of(ObservedTraining, each) for each in observed],
     )
 
 
@@ -283,18 +283,17 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
             tables.device_overrides_record(row) for row in connection.execute(select(DeviceOverridesRow.__table__))
         ],
         budget_overrides={
-            row.supply: Override(row.watts, row.until) for row in connection.execute(select(BudgetOverride.__table__))
+            row.supply: tables.record_of(Override, row) for row in connection.execute(select(BudgetOverride.__table__))
         },
         references=[
-            PublishedReference(row.digest, row.manifest, row.weights)
-            for row in connection.execute(select(Reference.__table__))
+            tables.record_of(PublishedReference, row) for row in connection.execute(select(Reference.__table__))
         ],
         pinned=connection.scalars(select(ReferencePin.digest).order_by(ReferencePin.rank)).all(),
         unplanned=unplanned(connection),
         grants=StoredGrants(
             connection.scalar(select(GrantLifetimeRow.lifetime_s)) or 0.0,
             {
-                row.device_id: GivenUpTraining(row.device_id, row.plan_id, row.limit_w)
+                row.device_id: tables.record_of(GivenUpTraining, row)
                 for row in connection.execute(select(GivenUpTrainingRow.__table__))
             },
         ),
@@ -430,6 +429,9 @@ class Store:
 
     Records are on disk when `save` returns. All methods block. They may be called from any thread, one at a time; a
     method that only reads rounds may run at the same time as another one.
+
+    All methods raise `NotOwnerError` if another coordinator has taken the store over, and `StoreUnavailableError` if
+    the database does not answer or is locked, or the disk is full.
     """
 
     def __init__(
@@ -489,8 +491,6 @@ class Store:
         """Save records in one transaction; each replaces the stored record with the same key.
 
         Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the disk is full, the database is locked or does not answer.
             UnstorableRecordError: the database cannot store one of the records' values.
         """
         now = self._now()
@@ -530,7 +530,7 @@ class Store:
             for device_id, before in stored.items()
             for name in {each.name for each in before} - {each.name for each in fronts[device_id]}
         ]
-        references = [tables.reference_values(record) for record in records if isinstance(record, PublishedReference)]
+        references = [tables.row_of(Reference, each) for each in records if isinstance(each, PublishedReference)]
         with self._transaction() as connection:
             # First, because a forgotten device may have enrolled again since.
             for deletion in self._statements.forgotten if forgotten else ():
@@ -569,74 +569,39 @@ class Store:
         self._fronts.update(fronts)
 
     def load(self) -> StoredState:
-        """Load what a coordinator needs to start; the time this takes does not grow with the history.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
+        """Load what a coordinator needs to start; the time this takes does not grow with the history."""
         with self._transaction() as connection, readable(self.name):
             stored = load(connection, self._clocks is not None and self._clocks.is_doubtful)
         self._fronts = {record.device_id: record.fronts for record in stored.devices}
         return stored
 
     def round_of(self, plan_id: str) -> RoundRecord | None:
-        """Load one round; None if it is not stored.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
+        """Load one round; None if it is not stored."""
         with self._reading() as connection:
             return round_of(connection, plan_id)
 
     def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
-        """Load one round without a plan; None if it is not stored.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
+        """Load one round without a plan; None if it is not stored."""
         with self._reading() as connection:
             return unplanned_of(connection, run_id, number)
 
     def plan_ids_of(self, run_id: str) -> list[str]:
-        """The ids of a run's rounds, oldest first.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
+        """The ids of a run's rounds, oldest first."""
         with self._reading() as connection:
             return plan_ids_of(connection, run_id)
 
     def history_of(self, run_id: str) -> History:
-        """Load a run's finished rounds, as planning needs them.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
+        """Load a run's finished rounds, as planning needs them."""
         with self._reading() as connection:
             return history_of(connection, run_id)
 
     def audit_entries(self, since: datetime | None, limit: int) -> list[AuditEntry]:
-        """Load the newest entries of the audit log, oldest first; none from before `since`.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
+        """Load the newest entries of the audit log, oldest first; none from before `since`."""
         with self._reading() as connection:
             return tables.audit_entries(connection, since, limit)
 
     def events(self, wanted: EventFilter) -> list[EventRecord]:
-        """Load the newest events that a filter keeps, newest first.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
-        """
+        """Load the newest events that a filter keeps, newest first."""
         with self._reading() as connection:
             return tables.events(connection, wanted)
 
@@ -645,10 +610,6 @@ class Store:
 
         Args:
             of: a query of `coordinator.store.tables`.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the database does not answer.
         """
         with self._reading() as connection:
             return {str(row[0]): Times(row[1], row[2]) for row in connection.execute(of)}
@@ -664,10 +625,6 @@ class Store:
 
         Returns:
             Ids of the runs that are now deleted completely; None if there was nothing to delete.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the disk is full, the database is locked or does not answer.
         """
         with self._transaction() as connection:
             if (until := self._keeps(older_than)) is not None:
@@ -681,10 +638,6 @@ class Store:
         """Delete some rounds of a run in a short transaction; with its last round, delete the run.
 
         Returns: Whether the run is now deleted completely.
-
-        Raises:
-            NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: the disk is full, the database is locked or does not answer.
         """
         with self._transaction() as connection:
             return delete_some_of(connection, run_id)
@@ -694,12 +647,7 @@ class Store:
         return None if self._clocks is None else self._clocks.keeps_until(keep)
 
     def require_owner(self) -> None:
-        """Check that no other coordinator has taken the store over.
-
-        Raises:
-            NotOwnerError: another coordinator has taken it over.
-            StoreUnavailableError: the database does not answer.
-        """
+        """Check that no other coordinator has taken the store over."""
         with self._transaction():
             pass
 

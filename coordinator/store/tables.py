@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 from sqlalchemy import (
@@ -48,7 +49,6 @@ from coordinator.state.records import (
     NodeRecord,
     ObservedTraining,
     PinnedReferences,
-    PublishedReference,
     RemovedReference,
     RoundObservation,
     RoundRecord,
@@ -59,7 +59,6 @@ from coordinator.state.records import (
 )
 from coordinator.state.workload_fronts import WorkloadFront
 from wattfleet.common.identity.peers import Peer, Role
-from wattfleet.core.budgets import Override
 from wattfleet.core.choosing import Front
 from wattfleet.core.modes import BatchOptions, Processor, Task, Workload, WorkloadFacts
 from wattfleet_proto.convert import plan_from_message, plan_to_message
@@ -486,46 +485,63 @@ _BATCHES = "batches"
 _FRONT_COLUMNS = ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "warmup_s")
 
 
+_Record = TypeVar("_Record")
+
+
+def row_of(table: type[Base], record: object, **others: Any) -> Values:
+    """The column values of a record: its attributes that are named like columns.
+
+    Args:
+        table: the table.
+        record: the record.
+        others: columns that the record has in another form.
+    """
+    return {
+        **{name: getattr(record, name) for name in _columns(table) if name not in others and hasattr(record, name)},
+        **others,
+    }
+
+
+def record_of(kind: type[_Record], row: Row[Any], **others: Any) -> _Record:
+    """Build a record from the columns that are named like its fields.
+
+    Args:
+        kind: the record's class.
+        row: the columns.
+        others: fields that the row lacks, or has in another form.
+    """
+    return kind(**{name: getattr(row, name) for name in _fields(kind) if name not in others}, **others)
+
+
+@cache
+def _columns(table: type[Base]) -> tuple[str, ...]:
+    return tuple(table.__table__.columns.keys())
+
+
+def _fields(kind: Any) -> list[str]:
+    return [each.name for each in fields(kind)]
+
+
 def device_values(record: DeviceRecord) -> Values:
     """The column values of a device, without its fronts and its times."""
-    return {
-        "device_id": record.device_id,
-        "board": record.board,
-        "provenance": record.provenance,
-        "mode_count": record.mode_count,
-        "state": record.state.value,
-        "profiled_modes": record.profiled_modes,
-        "detail": record.detail,
-        "idle_w": record.idle_w,
-    }
+    return row_of(Device, record, state=record.state.value)
 
 
 def device_record(row: Row[Any], fronts: Iterable[WorkloadFront]) -> DeviceRecord:
     """Build a device from its columns and its fronts, the latest reported last."""
-    return DeviceRecord(
-        device_id=row.device_id,
-        board=row.board,
-        provenance=row.provenance,
-        mode_count=row.mode_count,
-        state=DeviceState(row.state),
-        profiled_modes=row.profiled_modes,
-        detail=row.detail,
-        fronts=tuple(fronts),
-        idle_w=row.idle_w,
-    )
+    return record_of(DeviceRecord, row, state=DeviceState(row.state), fronts=tuple(fronts))
 
 
 def workload_front_values(device_id: str, known: WorkloadFront) -> Values:
     """The column values of a device's front for a workload, without its time."""
-    return {
-        "device_id": device_id,
-        "workload": known.name,
-        "facts": _facts_values(known.workload),
-        "points": front_bytes(known.front, known.workload.batches is not None),
-        "minibatches_per_epoch": known.minibatches_per_epoch,
-        "profiled_modes": known.profiled_modes,
-        "reference_digest": known.reference_digest,
-    }
+    return row_of(
+        DeviceFront,
+        known,
+        device_id=device_id,
+        workload=known.name,
+        facts=_facts_values(known.workload),
+        points=front_bytes(known.front, known.workload.batches is not None),
+    )
 
 
 def workload_front(row: Row[Any]) -> WorkloadFront:
@@ -585,128 +601,61 @@ def front_from_bytes(points: bytes, has_batches: bool = False) -> Front:
 
 def node_values(record: NodeRecord) -> Values:
     """The column values of a node."""
-    return {
-        "node_id": str(record.node_id),
-        "device_id": record.device_id,
-        "pairing_problem": record.pairing_problem,
-    }
+    return row_of(Node, record, node_id=str(record.node_id))
 
 
 def run_values(record: RunRecord) -> Values:
     """The column values of a run, without its times."""
-    return {
-        "run_id": record.run_id,
-        "strategy": record.strategy,
-        "rounds": record.rounds,
-        "initial_metrics": record.initial_metrics,
-        "error": record.error,
-        "finished": record.finished,
-        "owner": record.owner,
-        "workload": record.workload.name,
-        "facts": _facts_values(record.workload),
-        "name": record.name,
-        "labels": dict(record.labels),
-    }
+    workload, facts = record.workload.name, _facts_values(record.workload)
+    return row_of(Run, record, workload=workload, facts=facts, labels=dict(record.labels))
 
 
 def run_record(row: Row[Any]) -> RunRecord:
     """Build a run from its columns."""
-    return RunRecord(
-        run_id=row.run_id,
-        strategy=row.strategy,
-        rounds=row.rounds,
-        initial_metrics=row.initial_metrics,
-        error=row.error,
-        finished=row.finished,
-        owner=row.owner,
-        workload=_workload(row.workload, row.facts),
-        name=row.name,
-        labels=row.labels,
-    )
+    return record_of(RunRecord, row, workload=_workload(row.workload, row.facts))
 
 
 def round_values(record: RoundRecord) -> Values:
     """The column values of a round, without its observations and its times."""
     message = plan_to_message(record.plan_id, record.plan, record.nodes)
-    return {
-        "plan_id": record.plan_id,
-        "run_id": record.run_id,
-        "number": record.number,
-        "epochs": record.epochs,
-        "plan": message.SerializeToString(deterministic=True),
-        "nodes": record.nodes,
-        "idle_w": record.idle_w,
-        "results": [asdict(result) for result in record.results],
-        "metrics": record.metrics,
-        "wall_s": record.wall_s,
-    }
+    results = [asdict(result) for result in record.results]
+    return row_of(Round, record, plan=message.SerializeToString(deterministic=True), results=results)
 
 
 def round_record(row: Row[Any], observations: Iterable[ObservedTraining]) -> RoundRecord:
     """Build a round from its columns and its observations."""
-    return RoundRecord(
-        plan_id=row.plan_id,
-        run_id=row.run_id,
-        number=row.number,
-        epochs=row.epochs,
+    return record_of(
+        RoundRecord,
+        row,
         plan=plan_from_message(planning_pb2.PlanRoundResponse.FromString(row.plan)),
-        nodes=row.nodes,
-        idle_w=row.idle_w,
         observations={observed.device_id: observed for observed in observations},
         results=tuple(DeviceResult(**result) for result in row.results),
-        metrics=row.metrics,
-        wall_s=row.wall_s,
     )
 
 
 def unplanned_values(record: UnplannedRound) -> Values:
     """The column values of a round without a plan."""
-    return {
-        "run_id": record.run_id,
-        "number": record.number,
-        "began_at": record.began_at,
-        "ended_at": record.ended_at,
-        "wall_s": record.wall_s,
-        "results": [asdict(result) for result in record.results],
-        "metrics": record.metrics,
-    }
+    return row_of(UnplannedRoundRow, record, results=[asdict(result) for result in record.results])
 
 
 def unplanned_record(row: Row[Any]) -> UnplannedRound:
     """Build a round without a plan from its columns."""
-    results = tuple(DeviceResult(**result) for result in row.results)
-    return UnplannedRound(row.run_id, row.number, row.began_at, row.wall_s, results, row.metrics)
+    return record_of(UnplannedRound, row, results=tuple(DeviceResult(**result) for result in row.results))
 
 
 def observation_values(record: RoundObservation) -> Values:
     """The column values of an observation."""
-    return {"plan_id": record.plan_id, **asdict(record.observed)}
+    return row_of(Observation, record.observed, plan_id=record.plan_id)
 
 
 def device_overrides_values(record: DeviceOverrides) -> Values:
     """The column values of a device's overrides."""
-    return {
-        "device_id": record.device_id,
-        "tags": sorted(record.tags),
-        "drained": record.drained,
-        "trusted_after": record.trusted_after,
-        "supply": record.supply,
-    }
+    return row_of(DeviceOverridesRow, record, tags=sorted(record.tags))
 
 
 def device_overrides_record(row: Row[Any]) -> DeviceOverrides:
     """Build a device's overrides from their columns."""
-    return DeviceOverrides(row.device_id, frozenset(row.tags), row.drained, row.trusted_after, row.supply)
-
-
-def override_values(supply: str, override: Override) -> Values:
-    """The column values of a supply's override."""
-    return {"supply": supply, "watts": override.watts, "until": override.until}
-
-
-def reference_values(record: PublishedReference) -> Values:
-    """The column values of a published reference."""
-    return {"digest": record.digest, "manifest": record.manifest, "weights": record.weights}
+    return record_of(DeviceOverrides, row, tags=frozenset(row.tags))
 
 
 # --- Event rows -------------------------------------------------------------------------------------------------------
@@ -715,7 +664,7 @@ def reference_values(record: PublishedReference) -> Values:
 
 def save_events(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
     """Save events."""
-    if found := [asdict(each) for each in records if isinstance(each, EventRecord)]:
+    if found := [row_of(EventRow, each) for each in records if isinstance(each, EventRecord)]:
         connection.execute(statements.event, found)
 
 
@@ -739,8 +688,7 @@ def events(connection: Connection, wanted: EventFilter) -> list[EventRecord]:
         query = query.where(EventRow.supply.in_(wanted.supplies))
     if wanted.since is not None:
         query = query.where(EventRow.at >= wanted.since)
-    names = [each.name for each in fields(EventRecord)]
-    return [EventRecord(**{name: getattr(row, name) for name in names}) for row in connection.execute(query)]
+    return [record_of(EventRecord, row) for row in connection.execute(query)]
 
 
 # --- Identity rows ----------------------------------------------------------------------------------------------------
@@ -750,12 +698,14 @@ def events(connection: Connection, wanted: EventFilter) -> list[EventRecord]:
 def save_identities(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
     """Save invites, certificates and entries of the audit log."""
     invites = [
-        {**_values(each), "role": each.role.value, "tags": sorted(each.tags)}
+        row_of(InviteRow, each, role=each.role.value, tags=sorted(each.tags))
         for each in records
         if isinstance(each, InviteRecord)
     ]
-    certificates = [{**_values(each), "peer": each.peer.uri} for each in records if isinstance(each, CertificateRecord)]
-    entries = [_values(each) for each in records if isinstance(each, AuditEntry)]
+    certificates = [
+        row_of(CertificateRow, each, peer=each.peer.uri) for each in records if isinstance(each, CertificateRecord)
+    ]
+    entries = [row_of(AuditEntryRow, each) for each in records if isinstance(each, AuditEntry)]
     for statement, values in (
         (statements.invite, invites),
         (statements.certificate, certificates),
@@ -777,7 +727,7 @@ def drop(connection: Connection, expired: ExpiredIdentities) -> None:
 def invites(connection: Connection) -> list[InviteRecord]:
     """All stored invites."""
     return [
-        InviteRecord(**{**_columns(row, InviteRecord), "role": Role(row.role), "tags": frozenset(row.tags)})
+        record_of(InviteRecord, row, role=Role(row.role), tags=frozenset(row.tags))
         for row in connection.execute(select(InviteRow.__table__))
     ]
 
@@ -785,7 +735,7 @@ def invites(connection: Connection) -> list[InviteRecord]:
 def certificates(connection: Connection) -> list[CertificateRecord]:
     """All stored certificates."""
     return [
-        CertificateRecord(**{**_columns(row, CertificateRecord), "peer": Peer.from_uri(row.peer)})
+        record_of(CertificateRecord, row, peer=Peer.from_uri(row.peer))
         for row in connection.execute(select(CertificateRow.__table__))
     ]
 
@@ -801,15 +751,7 @@ def audit_entries(connection: Connection, since: datetime | None, limit: int) ->
     newest = select(AuditEntryRow.__table__).order_by(AuditEntryRow.order.desc()).limit(limit)
     if since is not None:
         newest = newest.where(AuditEntryRow.at >= since)
-    return [AuditEntry(**_columns(row, AuditEntry)) for row in reversed(connection.execute(newest).all())]
-
-
-def _values(record: InviteRecord | CertificateRecord | AuditEntry) -> dict[str, Any]:
-    return {each.name: getattr(record, each.name) for each in fields(record)}
-
-
-def _columns(row: Row[Any], of: type[InviteRecord | CertificateRecord | AuditEntry]) -> dict[str, Any]:
-    return {each.name: getattr(row, each.name) for each in fields(of)}
+    return [record_of(AuditEntry, row) for row in reversed(connection.execute(newest).all())]
 
 
 # --- Single rows ------------------------------------------------------------------------------------------------------
@@ -823,7 +765,7 @@ def save_single_rows(connection: Connection, statements: Statements, records: Se
             if record.override is None:
                 connection.execute(delete(BudgetOverride).where(BudgetOverride.supply == record.supply))
             else:
-                connection.execute(statements.override, [override_values(record.supply, record.override)])
+                connection.execute(statements.override, [row_of(BudgetOverride, record.override, supply=record.supply)])
         elif isinstance(record, PinnedReferences):
             connection.execute(delete(ReferencePin))
             if record.digests:
@@ -834,7 +776,7 @@ def save_single_rows(connection: Connection, statements: Statements, records: Se
         elif isinstance(record, GrantLifetime):
             connection.execute(statements.grant_lifetime, [{"only": 1, "lifetime_s": record.lifetime_s}])
     given_up = [record for record in records if isinstance(record, GivenUpTraining)]
-    if found := [vars(each) for each in given_up if each.plan_id]:
+    if found := [row_of(GivenUpTrainingRow, each) for each in given_up if each.plan_id]:
         connection.execute(statements.given_up, found)
     if gone := [{"gone": each.device_id} for each in given_up if each.plan_id is None]:
         connection.execute(statements.not_given_up, gone)

@@ -143,12 +143,12 @@ def round_line(ended: view_pb2.RoundView) -> str:
         parts = ["unplanned: no budget was kept"]
     else:
         parts = [", ".join(assignment.device_id for assignment in ended.plan.assignments)]
-    if ended.failed_device_ids:
-        parts.append(f"failed: {', '.join(ended.failed_device_ids)}")
+    if ended.failed:
+        parts.append(f"failed: {', '.join(ended.failed)}")
     if ended.HasField("observed_site_w"):
         parts.append(f"{ended.observed_site_w:.1f} W of {ended.plan.site_budget_w:g} W")
-    if ended.HasField("observed_duration_s"):
-        parts.append(f"{ended.observed_duration_s:.0f} s, predicted {ended.plan.duration_s:.0f} s")
+    if ended.HasField("observed_s"):
+        parts.append(f"{ended.observed_s:.0f} s, predicted {ended.plan.duration_s:.0f} s")
     if "accuracy" in ended.metrics:
         parts.append(f"accuracy {ended.metrics['accuracy']:.1%}")
     return f"round {ended.round}: {'; '.join(parts)}"

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,16 +119,16 @@ class JtopDevice(PhysicalBoard):
         return JtopMeter(self._client, self.clock)
 
     def conditions(self) -> Conditions:
-        """Return the hottest temperature that jtop reports, and the board's own throttle count."""
+        """Return the hottest temperature that jtop reports, and whatever else the board itself reports."""
         hottest = [_temperature_c(part) for part in self._client.temperature.values()]
         known = [temperature_c for temperature_c in hottest if temperature_c is not None]
-        return Conditions(max(known, default=None), self._board.conditions().throttle_events)
+        return replace(self._board.conditions(), temperature_c=max(known, default=None))
 
     def activity(self) -> Activity:
-        """Return the power and the fan speed that jtop published last, and the board's own GPU use."""
+        """Return the power and the fan speed that jtop published last, and whatever else the board itself reports."""
         speeds = [state.speed for state in self._fans().values()]
         fan_share = max(speeds) / _FULL_SPEED if speeds else None
-        return Activity(_total_mw(self._client.power), fan_share, self._board.activity().gpu_use_share)
+        return replace(self._board.activity(), power_mw=_total_mw(self._client.power), fan_share=fan_share)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from edge_agent.devices.device import Device
+from edge_agent.devices.device import Conditions, Device
 from edge_agent.session.coordinator_session import CoordinatorSession
 from wattfleet.common.console import count_of
 from wattfleet.common.logs import fields
 from wattfleet.core.errors import WattfleetError
 from wattfleet.core.modes import PowerMode
 from wattfleet_proto.convert import state_to_message
-from wattfleet_proto.device_state import BoardSample, DeviceState
+from wattfleet_proto.device_state import READINGS, BoardSample, DeviceState
 from wattfleet_proto.limits import MAX_DETAIL_CHARACTERS
 from wattfleet_proto.v1 import session_pb2
 
@@ -328,8 +328,7 @@ class BoardSampler:
         self._sleep = sleep
         self._readings = 0
         self._latest: BoardSample | None = None
-        self._temperature_c: float | None = None
-        self._throttle_events: int | None = None
+        self._conditions: Conditions | None = None
         self._mode: PowerMode | None = None
         self._energy_j: float | None = None
         self._own_energy_from_mj: float | None = None
@@ -372,19 +371,12 @@ class BoardSampler:
                 self._own_energy_from_mj = activity.energy_mj
             self._energy_j = (activity.energy_mj - self._own_energy_from_mj) / 1e3
         if self._readings % _CONDITIONS_EVERY == 0:
-            conditions = self._device.conditions()
-            self._temperature_c, self._throttle_events = conditions.temperature_c, conditions.throttle_events
+            self._conditions = self._device.conditions()
             self._mode = self._device.current_mode()
         self._readings += 1
-        self._latest = BoardSample(
-            power_w,
-            self._temperature_c,
-            self._mode,
-            self._throttle_events,
-            activity.fan_share,
-            activity.gpu_use_share,
-            self._energy_j,
-        )
+        read = {**vars(activity), **({} if self._conditions is None else vars(self._conditions))}
+        sensed = {name: read[name] for name in READINGS if name in read}
+        self._latest = BoardSample(power_w=power_w, mode=self._mode, energy_j=self._energy_j, **sensed)
 
     def _add_energy(self, now_s: float, power_w: float | None) -> None:
         """Add the energy since the previous reading: the mean of both powers times the seconds between them."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-from wattfleet.core.choosing import Front
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode
+
+if TYPE_CHECKING:
+    from wattfleet.core.choosing import Front
+    from wattfleet.core.modes import PowerMode
 
 # --- Device state -----------------------------------------------------------------------------------------------------
 # The states of a device and of its grant, as the agent, the coordinator and its store know them.
@@ -36,6 +41,43 @@ class GrantPhase(str, Enum):
 
 # --- Board sample -----------------------------------------------------------------------------------------------------
 # What a board's sensors said at one moment, as agents report it with their leases.
+#
+# A value is declared once, here. It is checked, shown, exported as a table and served as a metric by this declaration,
+# by agents and by the coordinator. A new one needs a field of the same name in `v1/session.proto`, an attribute of the
+# same name of `edge_agent.devices.device.Conditions` or `Activity`, and its rows in `docs/metrics.md`.
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One value of a sample.
+
+    Attributes:
+        text: what it is, as the help text of its metrics.
+        metric: the end of its metrics' names, with the unit.
+        words: shows it in a line, as a format string; empty if no line shows it.
+        at_least: the smallest plausible value.
+        at_most: the largest plausible value.
+        is_count: it only grows until the board or the agent starts again, so its metrics are counters.
+        flag: what is shown beside a device's state while a truth value is true, such as "weak supply".
+        is_trouble: somebody should look at a device that has the flag.
+    """
+
+    text: str
+    metric: str
+    words: str = ""
+    at_least: float = 0.0
+    at_most: float = 1.0
+    is_count: bool = False
+    flag: str = ""
+    is_trouble: bool = False
+
+    def is_plausible(self, value: float) -> bool:
+        """Whether a board can have the value."""
+        return math.isfinite(value) and self.at_least <= value <= self.at_most
+
+
+def _reading(text: str, metric: str, words: str = "", **others: Any) -> Any:
+    return field(default=None, metadata={"reading": Reading(text, metric, words, **others)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +94,45 @@ class BoardSample:
         energy_j: joules that it has drawn since its agent started.
     """
 
-    power_w: float | None = None
-    temperature_c: float | None = None
+    power_w: float | None = _reading("Power of the board now, in watts", "power_watts", "{:.1f} W", at_most=10_000.0)
+    temperature_c: float | None = _reading(
+        "Temperature of the hottest part of the chip",
+        "temperature_celsius",
+        "{:.0f} °C",
+        at_least=-100.0,
+        at_most=200.0,
+    )
     mode: PowerMode | None = None
-    throttle_events: int | None = None
-    fan_share: float | None = None
-    gpu_use_share: float | None = None
-    energy_j: float | None = None
+    throttle_events: int | None = _reading(
+        "Times the board has throttled itself since it booted", "throttle_events", at_most=2.0**53, is_count=True
+    )
+    fan_share: float | None = _reading("Speed of the fan, 0 to 1", "fan_ratio", "fan {:.0%}")
+    gpu_use_share: float | None = _reading(
+        "Use of the GPU in the last moments, 0 to 1", "gpu_use_ratio", "GPU {:.0%} used"
+    )
+    energy_j: float | None = _reading(
+        "Joules that the board has drawn since its agent started", "energy_joules", at_most=1e15, is_count=True
+    )
+
+    def figures(self) -> Iterator[tuple[Reading, float | None]]:
+        """What is exported as metrics: each value, the mode's knobs, and whether the power can be read."""
+        mode = self.mode
+        yield Reading("1 while the board's power can be read, else 0", "power_readable"), self.power_w is not None
+        yield Reading("Number of CPU cores that are online", "online_cores"), None if mode is None else mode.cores
+        for text, metric, hertz in (
+            ("CPU clock of the mode in force", "cpu_clock_hertz", None if mode is None else mode.cpu_khz * 1e3),
+            ("GPU clock of the mode in force", "gpu_clock_hertz", None if mode is None else mode.gpu_hz),
+            ("Memory clock of the mode in force", "memory_clock_hertz", None if mode is None else mode.mem_hz),
+        ):
+            yield Reading(text, metric), hertz
+        for name, reading in READINGS.items():
+            yield reading, getattr(self, name)
+
+
+READINGS: Mapping[str, Reading] = {
+    each.name: each.metadata["reading"] for each in fields(BoardSample) if "reading" in each.metadata
+}
+"""The readings of a sample by name, in the order in which they are shown; the mode is none."""
 
 
 # --- Preset point -----------------------------------------------------------------------------------------------------

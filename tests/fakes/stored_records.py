@@ -287,8 +287,8 @@ _A_MOMENT_S = 0.02
 T = TypeVar("T")
 
 
-class RecordingStore:
-    """A store that records its transactions; it can be delayed, and made to fail."""
+class RecordingStore(Store):
+    """A store that records its transactions; it can be delayed, and made to fail. It has no database."""
 
     def __init__(self) -> None:
         self.transactions: list[tuple[StoredRecord, ...]] = []

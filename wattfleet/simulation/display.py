@@ -111,7 +111,7 @@ def _watts(view: view_pb2.RoundView) -> str:
     if view.unplanned:
         return "unplanned: no budget was kept"
     if view.HasField("observed_site_w"):
-        return f"{view.observed_site_w:.1f} of {view.plan.site_budget_w:g} W used, {view.observed_duration_s:.0f} s"
+        return f"{view.observed_site_w:.1f} of {view.plan.site_budget_w:g} W used, {view.observed_s:.0f} s"
     return f"{view.plan.planned_w:.1f} of {view.plan.site_budget_w:g} W planned, {view.plan.duration_s:.0f} s"
 
 

@@ -325,10 +325,10 @@ def require_trained(run: RunSeen) -> None:
     Raises:
         PartFailedError: there is such a round.
     """
-    lost = [each for each in run.rounds if len(each.failed_device_ids) == each.device_count]
+    lost = [each for each in run.rounds if len(each.failed) == each.devices]
     if lost:
         numbers = ", ".join(str(each.round) for each in lost)
-        failed = ", ".join(lost[0].failed_device_ids)
+        failed = ", ".join(lost[0].failed)
         raise PartFailedError(f"no device trained in round {numbers}: see the logs of {failed} (agent, SuperNode)")
 
 

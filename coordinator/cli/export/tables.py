@@ -7,16 +7,18 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
 from coordinator.display.values import (
+    HEAVY_FIELDS,
     Values,
     device_values,
     device_workload_values,
-    known,
     round_parts,
     round_values,
     run_values,
@@ -24,8 +26,8 @@ from coordinator.display.values import (
 from wattfleet.common.console import plain_text
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.planning import Assignment, SupplyUse
-from wattfleet_proto.convert import plan_from_message
-from wattfleet_proto.v1 import view_pb2
+from wattfleet_proto.convert import plan_from_message, values_of
+from wattfleet_proto.v1 import planning_pb2, power_pb2, view_pb2
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,49 +36,47 @@ Format = Literal["csv", "parquet"]
 
 _TEXT, _COUNT, _NODE, _NUMBER, _FLAG = "string", "Int64", "UInt64", "Float64", "boolean"
 
-_MODE = {"cores": _COUNT, "cpu_khz": _COUNT, "gpu_hz": _COUNT, "mem_hz": _COUNT}
+_DTYPES = {
+    FieldDescriptor.TYPE_STRING: _TEXT,
+    FieldDescriptor.TYPE_ENUM: _TEXT,
+    FieldDescriptor.TYPE_BOOL: _FLAG,
+    FieldDescriptor.TYPE_DOUBLE: _NUMBER,
+    FieldDescriptor.TYPE_UINT32: _COUNT,
+    FieldDescriptor.TYPE_UINT64: _COUNT,
+}
+
+
+def _columns(kind: Descriptor, leave_out: Collection[str] = ()) -> dict[str, str]:
+    """The columns of a message's fields, as `values_of` names them.
+
+    Several words are one text. The values of a message within it have its field's name before their own, such as
+    `sample_power_w`. Other fields that repeat are left out.
+    """
+    found: dict[str, str] = {}
+    for field_ in kind.fields:
+        inner = field_.message_type
+        if field_.name in leave_out:
+            continue
+        if inner is not None and not field_.is_repeated:
+            of_inner = _columns(inner)
+            found |= {f"{field_.name}_{name}": dtype for name, dtype in of_inner.items()}
+        elif inner is None and (not field_.is_repeated or field_.type == FieldDescriptor.TYPE_STRING):
+            found[field_.name] = _DTYPES[field_.type]
+    return found
+
+
+_MODE = _columns(power_pb2.PowerMode.DESCRIPTOR)
 _PART = {**_MODE, "epoch_s": _NUMBER, "power_w": _NUMBER, "power_limit_w": _NUMBER, "warmup_s": _NUMBER}
 _ROUND = {"run_id": _TEXT, "round": _COUNT}
 _WORKLOAD = {
     "workload": _TEXT,
     "batch": _COUNT,
-    "profiled_modes": _COUNT,
-    "minibatches_per_epoch": _COUNT,
-    "fastest_epoch_s": _NUMBER,
+    **_columns(view_pb2.DeviceWorkload.DESCRIPTOR, leave_out=("workload", "front")),
     "epoch_length_assumed": _FLAG,
-    "reference_digest": _TEXT,
-    "left_out": _TEXT,
-    "trust": _NUMBER,
 }
 
 COLUMNS: dict[str, dict[str, str]] = {
-    "devices": {
-        "device_id": _TEXT,
-        "board": _TEXT,
-        "provenance": _TEXT,
-        "state": _TEXT,
-        "detail": _TEXT,
-        "profiled_modes": _COUNT,
-        "mode_count": _COUNT,
-        "idle_w": _NUMBER,
-        "fastest_epoch_s": _NUMBER,
-        "epoch_length_assumed": _FLAG,
-        "supply": _TEXT,
-        "limit_w": _NUMBER,
-        "site_tags": _TEXT,
-        "operator_tags": _TEXT,
-        "drained": _FLAG,
-        "left_out": _TEXT,
-        "trust": _NUMBER,
-        "reference_digest": _TEXT,
-        "workload": _TEXT,
-        "first_seen_unix_s": _NUMBER,
-        "last_seen_unix_s": _NUMBER,
-        "granted_plan_id": _TEXT,
-        "granted_w": _NUMBER,
-        "confirmed_w": _NUMBER,
-        "observed_w": _NUMBER,
-    },
+    "devices": _columns(view_pb2.DeviceView.DESCRIPTOR, leave_out=HEAVY_FIELDS),
     "fronts": {
         "device_id": _TEXT,
         "workload": _TEXT,
@@ -90,44 +90,12 @@ COLUMNS: dict[str, dict[str, str]] = {
     },
     "workloads": {"device_id": _TEXT, **_WORKLOAD},
     "runs": {
-        "run_id": _TEXT,
-        "name": _TEXT,
-        "labels": _TEXT,
-        "strategy": _TEXT,
+        **_columns(view_pb2.RunView.DESCRIPTOR, leave_out=("rounds_asked_for", "workload")),
         "workload": _TEXT,
         "rounds": _COUNT,
-        "finished": _FLAG,
-        "error": _TEXT,
-        "started_unix_s": _NUMBER,
-        "finished_unix_s": _NUMBER,
+        "labels": _TEXT,
     },
-    "rounds": {
-        **_ROUND,
-        "unplanned": _FLAG,
-        "plan_id": _TEXT,
-        "workload": _TEXT,
-        "epochs": _NUMBER,
-        "devices": _COUNT,
-        "failed": _COUNT,
-        "late": _COUNT,
-        "site_budget_w": _NUMBER,
-        "planned_w": _NUMBER,
-        "idle_w": _NUMBER,
-        "observed_site_w": _NUMBER,
-        "planned_s": _NUMBER,
-        "observed_s": _NUMBER,
-        "wall_s": _NUMBER,
-        "training_j": _NUMBER,
-        "observed_trainings": _COUNT,
-        "deadline_s": _NUMBER,
-        "in_other_mode": _COUNT,
-        "stopped": _COUNT,
-        "trimmed_site_budget_w": _NUMBER,
-        "trimmed_planned_w": _NUMBER,
-        "trimmed_s": _NUMBER,
-        "planned_unix_s": _NUMBER,
-        "finished_unix_s": _NUMBER,
-    },
+    "rounds": {**_columns(view_pb2.RoundView.DESCRIPTOR, leave_out=("plan",)), "failed": _COUNT, "late": _COUNT},
     "metrics": {**_ROUND, "metric": _TEXT, "value": _NUMBER},
     "supplies": {
         **_ROUND,
@@ -148,16 +116,8 @@ COLUMNS: dict[str, dict[str, str]] = {
         **{f"trimmed_{name}": dtype for name, dtype in _PART.items()},
     },
     "decisions": {**_ROUND, "device_id": _TEXT, "selected": _FLAG, "reason": _TEXT},
-    "observations": {**_ROUND, "device_id": _TEXT, "epoch_s": _NUMBER, "power_w": _NUMBER, "beside_duty": _FLAG},
-    "results": {
-        **_ROUND,
-        "device_id": _TEXT,
-        "failure": _TEXT,
-        "num_examples": _NUMBER,
-        "loss": _NUMBER,
-        "share": _NUMBER,
-        "late": _FLAG,
-    },
+    "observations": {**_ROUND, **_columns(view_pb2.DeviceObservation.DESCRIPTOR)},
+    "results": {**_ROUND, **_columns(planning_pb2.DeviceResult.DESCRIPTOR)},
 }
 """Columns of every table, with the pandas name of their type. Tags are separated by spaces. Labels are a JSON object.
 
@@ -202,7 +162,10 @@ class Tables:
     def add_run(self, run: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> None:
         """Add a run with its rounds; round 0 holds the metrics from before the first round."""
         values = run_values(run)
-        self._add("runs", {**values, "rounds": run.rounds, "labels": json.dumps(values["labels"], ensure_ascii=False)})
+        self._add(
+            "runs",
+            {**values, "rounds": run.rounds_asked_for, "labels": json.dumps(values["labels"], ensure_ascii=False)},
+        )
         self._add_metrics((run.run_id, 0), run.initial_metrics)
         for view in rounds:
             self._add_round(view)
@@ -215,16 +178,8 @@ class Tables:
         self._add_metrics(key, view.metrics)
         if not view.unplanned:
             self._add_plan(key, view)
-        self.rows["observations"] += [
-            (*key, seen.device_id, seen.epoch_s, seen.power_w, seen.beside_duty) for seen in view.observations
-        ]
-        self.rows["results"] += [
-            (
-                *(*key, each.device_id, each.failure, known(each, "num_examples"), known(each, "loss")),
-                *(each.share, each.late),
-            )
-            for each in view.results
-        ]
+        for name, messages in (("observations", view.observations), ("results", view.results)):
+            self.rows[name] += [(*key, *values_of(each).values()) for each in messages]
 
     def _add_plan(self, key: tuple[str, int], view: view_pb2.RoundView) -> None:
         """Add a plan's decisions, and its assignments and supplies as first made and as trimmed."""
@@ -244,12 +199,24 @@ class Tables:
         ]
 
     def _add(self, name: str, values: Values) -> None:
-        """Add one row from values by column name; lists of words are joined."""
-        cells = [values[column] for column in COLUMNS[name]]
-        self.rows[name].append(tuple(" ".join(cell) if isinstance(cell, list) else cell for cell in cells))
+        """Add one row from values by column name."""
+        known = dict(_flat(values))
+        # A column without a value belongs to a message that is absent, such as the sample of a device that is offline.
+        self.rows[name].append(tuple(known.get(column) for column in COLUMNS[name]))
 
     def _add_metrics(self, key: tuple[str, int], metrics: Any) -> None:
         self.rows["metrics"] += [(*key, name, value) for name, value in sorted(metrics.items())]
+
+
+def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values by column, as `_columns` names them."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}_")
+        elif isinstance(value, list):
+            yield f"{prefix}{name}", " ".join(map(str, value))
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _use(use: SupplyUse | None) -> tuple[float | None, ...]:

@@ -174,7 +174,7 @@ class LatestResults:
             self.predictions[observed.device_id] = planned[observed.device_id]
             self.observed_in[observed.device_id] = record.run_id
             self.observed_numbers[observed.device_id] = record.number
-        site_w, duration_s = record.observed_site_w, record.observed_duration_s
+        site_w, duration_s = record.observed_site_w, record.observed_s
         if site_w is not None and duration_s is not None and _is_newer(record, self.observed_round):
             plan = record.plan
             self.observed_round = ObservedRound(
@@ -415,7 +415,7 @@ class RoundStatistics:
 
     def _round_observed(self, record: RoundRecord) -> None:
         """Count a round with its last observation."""
-        site_w, duration_s, training_j = record.observed_site_w, record.observed_duration_s, record.training_j
+        site_w, duration_s, training_j = record.observed_site_w, record.observed_s, record.training_j
         if site_w is None or duration_s is None or training_j is None:
             return
         self.round_s["predicted"].add(record.plan.duration_s)

@@ -1,6 +1,8 @@
 from .assignments import assignment_from_start as assignment_from_start
 from .assignments import assignment_to_start as assignment_to_start
 from .assignments import assignments_from_plan as assignments_from_plan
+from .by_name import message_of as message_of
+from .by_name import values_of as values_of
 from .plans import assignment_from_message as assignment_from_message
 from .plans import assignment_to_message as assignment_to_message
 from .plans import epoch_choice_to_message as epoch_choice_to_message

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from wattfleet.core.errors import InvalidInputError
+from wattfleet_proto.convert.by_name import message_of, values_of
 from wattfleet_proto.convert.plans import front_from_message, front_to_message
-from wattfleet_proto.convert.workloads import mode_from_message, mode_to_message
-from wattfleet_proto.device_state import MAX_PRESETS, BoardSample, DeviceState, GrantPhase, PresetPoint
+from wattfleet_proto.convert.workloads import mode_from_message
+from wattfleet_proto.device_state import MAX_PRESETS, READINGS, BoardSample, DeviceState, GrantPhase, PresetPoint
 from wattfleet_proto.v1 import power_pb2, session_pb2
 
 # --- Board samples ----------------------------------------------------------------------------------------------------
 # A board's sample, as a message and as a value.
 
 
-_LARGEST = {
-    "power_w": 10_000.0,
-    "temperature_c": 200.0,
-    "throttle_events": 2.0**53,
-    "fan_share": 1.0,
-    "gpu_use_share": 1.0,
-    "energy_j": 1e15,
-}
-"""Largest plausible values; the smallest is 0, and -100 for temperatures."""
-
-_COLDEST_C = -100.0
-
-
 def board_sample_to_message(sample: BoardSample) -> session_pb2.BoardSample:
     """Convert to a message."""
-    known = {name: value for name in _LARGEST if (value := getattr(sample, name)) is not None}
-    mode = None if sample.mode is None else mode_to_message(sample.mode)
-    return session_pb2.BoardSample(mode=mode, **known)
+    return message_of(session_pb2.BoardSample, sample)
 
 
 def board_sample_from_message(message: session_pb2.BoardSample) -> BoardSample:
@@ -41,14 +26,13 @@ def board_sample_from_message(message: session_pb2.BoardSample) -> BoardSample:
     Raises:
         InvalidInputError: the mode has a knob that no board can have.
     """
-    known = {name: getattr(message, name) for name in _LARGEST if message.HasField(name)}  # type: ignore[arg-type]
-    plausible = {name: value for name, value in known.items() if _is_plausible(name, value)}
+    known = values_of(message, leave_out=("mode",))
+    plausible = {
+        name: value
+        for name, reading in READINGS.items()
+        if (value := known[name]) is not None and reading.is_plausible(value)
+    }
     return BoardSample(mode=mode_from_message(message.mode) if message.HasField("mode") else None, **plausible)
-
-
-def _is_plausible(name: str, value: float) -> bool:
-    lowest = _COLDEST_C if name == "temperature_c" else 0.0
-    return math.isfinite(value) and lowest <= value <= _LARGEST[name]
 
 
 # --- Preset points ----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from wattfleet.core.modes import (
     Workload,
     WorkloadFacts,
 )
+from wattfleet_proto.convert.by_name import message_of, values_of
 from wattfleet_proto.limits import MAX_SHARED_MODES
 from wattfleet_proto.v1 import duty_pb2, power_pb2, session_pb2
 
@@ -206,21 +207,7 @@ def _require_few(rows: int) -> None:
 
 def kept_duty_to_message(kept: KeptDuty) -> duty_pb2.DutyFigures:
     """Convert to a message."""
-    return duty_pb2.DutyFigures(
-        workload=kept.workload,
-        latency_ms=kept.latency_ms,
-        quantile=kept.quantile,
-        arrivals_per_s=kept.arrivals_per_s,
-        requests=kept.requests,
-        missed=kept.missed,
-        latency_counts=kept.latency_counts,
-        latency_sum_ms=kept.latency_sum_ms,
-        latency_at_quantile_ms=kept.latency_at_quantile_ms,
-        batch=kept.batch,
-        training_share=kept.training_share,
-        servers=kept.servers,
-        waits=kept.waits,
-    )
+    return message_of(duty_pb2.DutyFigures, kept)
 
 
 def kept_duty_from_message(message: duty_pb2.DutyFigures) -> KeptDuty:
@@ -229,18 +216,4 @@ def kept_duty_from_message(message: duty_pb2.DutyFigures) -> KeptDuty:
     Raises:
         InvalidInputError: a figure is one that no device can have.
     """
-    return KeptDuty(
-        workload=message.workload,
-        latency_ms=message.latency_ms,
-        quantile=message.quantile,
-        arrivals_per_s=message.arrivals_per_s,
-        requests=message.requests,
-        missed=message.missed,
-        latency_counts=tuple(message.latency_counts),
-        latency_sum_ms=message.latency_sum_ms,
-        latency_at_quantile_ms=message.latency_at_quantile_ms if message.HasField("latency_at_quantile_ms") else None,
-        batch=message.batch,
-        training_share=message.training_share,
-        servers=message.servers,
-        waits=message.waits,
-    )
+    return KeptDuty(**{**values_of(message), "latency_counts": tuple(message.latency_counts)})

@@ -188,7 +188,7 @@ class SupplyBudget(_message.Message):
     MEASURED_DEVICES_FIELD_NUMBER: _builtins.int
     supply: _builtins.str
     parent: _builtins.str
-    """empty: the site's grid connection"""
+    """absent: it is the site's grid connection"""
     watts: _builtins.float
     """in force"""
     source: _builtins.str
@@ -214,7 +214,7 @@ class SupplyBudget(_message.Message):
         self,
         *,
         supply: _builtins.str = ...,
-        parent: _builtins.str = ...,
+        parent: _builtins.str | None = ...,
         watts: _builtins.float = ...,
         source: _builtins.str = ...,
         fallback: _builtins.bool = ...,
@@ -226,12 +226,17 @@ class SupplyBudget(_message.Message):
         devices: _builtins.int = ...,
         measured_devices: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_until_unix_s", b"_until_unix_s", "until_unix_s", b"until_unix_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent", b"_parent", "_until_unix_s", b"_until_unix_s", "parent", b"parent", "until_unix_s", b"until_unix_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_until_unix_s", b"_until_unix_s", "devices", b"devices", "drawn_w", b"drawn_w", "fallback", b"fallback", "measured_devices", b"measured_devices", "parent", b"parent", "reason", b"reason", "set_aside_w", b"set_aside_w", "since_unix_s", b"since_unix_s", "source", b"source", "supply", b"supply", "until_unix_s", b"until_unix_s", "watts", b"watts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent", b"_parent", "_until_unix_s", b"_until_unix_s", "devices", b"devices", "drawn_w", b"drawn_w", "fallback", b"fallback", "measured_devices", b"measured_devices", "parent", b"parent", "reason", b"reason", "set_aside_w", b"set_aside_w", "since_unix_s", b"since_unix_s", "source", b"source", "supply", b"supply", "until_unix_s", b"until_unix_s", "watts", b"watts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parent: _TypeAlias = _typing.Literal["parent"]  # noqa: Y015
+    _WhichOneofArgType__parent: _TypeAlias = _typing.Literal["_parent", b"_parent"]  # noqa: Y015
     _WhichOneofReturnType__until_unix_s: _TypeAlias = _typing.Literal["until_unix_s"]  # noqa: Y015
     _WhichOneofArgType__until_unix_s: _TypeAlias = _typing.Literal["_until_unix_s", b"_until_unix_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parent) -> _WhichOneofReturnType__parent | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__until_unix_s) -> _WhichOneofReturnType__until_unix_s | None: ...
 
 Global___SupplyBudget: _TypeAlias = SupplyBudget  # noqa: Y015

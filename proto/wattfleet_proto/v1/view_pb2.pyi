@@ -24,6 +24,10 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class DeviceView(_message.Message):
+    """One device. A command's JSON, the exported table and the page show these fields by their names. A field that can be
+    unknown is optional, and absent then.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DEVICE_ID_FIELD_NUMBER: _builtins.int
@@ -74,13 +78,13 @@ class DeviceView(_message.Message):
     detail: _builtins.str
     idle_w: _builtins.float
     reference_digest: _builtins.str
-    """of the reference behind this front"""
+    """of the reference behind this front; absent: none"""
     fastest_epoch_s: _builtins.float
     """Predicted seconds of a one-epoch training of the workload below, warm-up included, in the fastest mode within the
     device's own limit; absent if there is none.
     """
     supply: _builtins.str
-    """empty: unknown"""
+    """absent: unknown"""
     limit_w: _builtins.float
     """the device's own power limit, watts"""
     drained: _builtins.bool
@@ -95,17 +99,17 @@ class DeviceView(_message.Message):
     observed_w: _builtins.float
     """watts of its last observed training; absent: none was observed"""
     granted_plan_id: _builtins.str
-    """the plan of its grant; empty: it may only idle"""
+    """the plan of its grant; absent: it may only idle"""
     workload: _builtins.str
-    """the requested one, or the one of the latest front; empty: it has none"""
+    """the requested one, or the one of the latest front; absent: it has none"""
     left_out: _builtins.str
-    """why its own reports keep it out of rounds; empty: they do not"""
+    """why its own reports keep it out of rounds; absent: they do not"""
     trust: _builtins.float
     """1: no recent prediction was contradicted, 0: all; absent: no observed training"""
     state_since_unix_s: _builtins.float
     """when its state began; absent: before this coordinator started"""
     target_modes: _builtins.int
-    """that it measures at most; 0: unknown"""
+    """that it measures at most; absent: unknown"""
     profiling_left_s: _builtins.float
     """about, at most; absent: it does not profile, or its pace is unknown"""
     throttled_unix_s: _builtins.float
@@ -113,7 +117,7 @@ class DeviceView(_message.Message):
     observed_limit_w: _builtins.float
     """watts that the plan allowed the training of observed_w; absent as that"""
     observed_run_id: _builtins.str
-    """the run of the training of observed_w; empty: none was observed"""
+    """the run of the training of observed_w; absent: none was observed"""
     observed_round: _builtins.int
     """its round"""
     is_observed_run_live: _builtins.bool
@@ -164,9 +168,9 @@ class DeviceView(_message.Message):
         detail: _builtins.str = ...,
         idle_w: _builtins.float | None = ...,
         front: _power_pb2.Front | None = ...,
-        reference_digest: _builtins.str = ...,
+        reference_digest: _builtins.str | None = ...,
         fastest_epoch_s: _builtins.float | None = ...,
-        supply: _builtins.str = ...,
+        supply: _builtins.str | None = ...,
         limit_w: _builtins.float | None = ...,
         site_tags: _abc.Iterable[_builtins.str] | None = ...,
         operator_tags: _abc.Iterable[_builtins.str] | None = ...,
@@ -176,28 +180,28 @@ class DeviceView(_message.Message):
         granted_w: _builtins.float | None = ...,
         confirmed_w: _builtins.float | None = ...,
         observed_w: _builtins.float | None = ...,
-        granted_plan_id: _builtins.str = ...,
-        workload: _builtins.str = ...,
+        granted_plan_id: _builtins.str | None = ...,
+        workload: _builtins.str | None = ...,
         workloads: _abc.Iterable[Global___DeviceWorkload] | None = ...,
         duty: _duty_pb2.DutyFigures | None = ...,
-        left_out: _builtins.str = ...,
+        left_out: _builtins.str | None = ...,
         trust: _builtins.float | None = ...,
         state_since_unix_s: _builtins.float | None = ...,
-        target_modes: _builtins.int = ...,
+        target_modes: _builtins.int | None = ...,
         profiling_left_s: _builtins.float | None = ...,
         sample: _session_pb2.BoardSample | None = ...,
         throttled_unix_s: _builtins.float | None = ...,
         observed_limit_w: _builtins.float | None = ...,
         presets: _abc.Iterable[_power_pb2.PresetPoint] | None = ...,
-        observed_run_id: _builtins.str = ...,
-        observed_round: _builtins.int = ...,
+        observed_run_id: _builtins.str | None = ...,
+        observed_round: _builtins.int | None = ...,
         is_observed_run_live: _builtins.bool = ...,
         epoch_length_assumed: _builtins.bool = ...,
         prediction_errors: Global___PredictionErrors | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_limit_w", b"observed_limit_w", "observed_w", b"observed_w", "prediction_errors", b"prediction_errors", "profiling_left_s", b"profiling_left_s", "sample", b"sample", "state_since_unix_s", b"state_since_unix_s", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_plan_id", b"_granted_plan_id", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_left_out", b"_left_out", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_round", b"_observed_round", "_observed_run_id", b"_observed_run_id", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_reference_digest", b"_reference_digest", "_state_since_unix_s", b"_state_since_unix_s", "_supply", b"_supply", "_target_modes", b"_target_modes", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "_workload", b"_workload", "confirmed_w", b"confirmed_w", "duty", b"duty", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "observed_limit_w", b"observed_limit_w", "observed_round", b"observed_round", "observed_run_id", b"observed_run_id", "observed_w", b"observed_w", "prediction_errors", b"prediction_errors", "profiling_left_s", b"profiling_left_s", "reference_digest", b"reference_digest", "sample", b"sample", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_state_since_unix_s", b"_state_since_unix_s", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "epoch_length_assumed", b"epoch_length_assumed", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "is_observed_run_live", b"is_observed_run_live", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_limit_w", b"observed_limit_w", "observed_round", b"observed_round", "observed_run_id", b"observed_run_id", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "prediction_errors", b"prediction_errors", "presets", b"presets", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "sample", b"sample", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_plan_id", b"_granted_plan_id", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_left_out", b"_left_out", "_limit_w", b"_limit_w", "_observed_limit_w", b"_observed_limit_w", "_observed_round", b"_observed_round", "_observed_run_id", b"_observed_run_id", "_observed_w", b"_observed_w", "_profiling_left_s", b"_profiling_left_s", "_reference_digest", b"_reference_digest", "_state_since_unix_s", b"_state_since_unix_s", "_supply", b"_supply", "_target_modes", b"_target_modes", "_throttled_unix_s", b"_throttled_unix_s", "_trust", b"_trust", "_workload", b"_workload", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "duty", b"duty", "epoch_length_assumed", b"epoch_length_assumed", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "is_observed_run_live", b"is_observed_run_live", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_limit_w", b"observed_limit_w", "observed_round", b"observed_round", "observed_run_id", b"observed_run_id", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "prediction_errors", b"prediction_errors", "presets", b"presets", "profiled_modes", b"profiled_modes", "profiling_left_s", b"profiling_left_s", "provenance", b"provenance", "reference_digest", b"reference_digest", "sample", b"sample", "site_tags", b"site_tags", "state", b"state", "state_since_unix_s", b"state_since_unix_s", "supply", b"supply", "target_modes", b"target_modes", "throttled_unix_s", b"throttled_unix_s", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confirmed_w: _TypeAlias = _typing.Literal["confirmed_w"]  # noqa: Y015
     _WhichOneofArgType__confirmed_w: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w"]  # noqa: Y015
@@ -205,26 +209,42 @@ class DeviceView(_message.Message):
     _WhichOneofArgType__fastest_epoch_s: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s"]  # noqa: Y015
     _WhichOneofReturnType__first_seen_unix_s: _TypeAlias = _typing.Literal["first_seen_unix_s"]  # noqa: Y015
     _WhichOneofArgType__first_seen_unix_s: _TypeAlias = _typing.Literal["_first_seen_unix_s", b"_first_seen_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__granted_plan_id: _TypeAlias = _typing.Literal["granted_plan_id"]  # noqa: Y015
+    _WhichOneofArgType__granted_plan_id: _TypeAlias = _typing.Literal["_granted_plan_id", b"_granted_plan_id"]  # noqa: Y015
     _WhichOneofReturnType__granted_w: _TypeAlias = _typing.Literal["granted_w"]  # noqa: Y015
     _WhichOneofArgType__granted_w: _TypeAlias = _typing.Literal["_granted_w", b"_granted_w"]  # noqa: Y015
     _WhichOneofReturnType__idle_w: _TypeAlias = _typing.Literal["idle_w"]  # noqa: Y015
     _WhichOneofArgType__idle_w: _TypeAlias = _typing.Literal["_idle_w", b"_idle_w"]  # noqa: Y015
     _WhichOneofReturnType__last_seen_unix_s: _TypeAlias = _typing.Literal["last_seen_unix_s"]  # noqa: Y015
     _WhichOneofArgType__last_seen_unix_s: _TypeAlias = _typing.Literal["_last_seen_unix_s", b"_last_seen_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__left_out: _TypeAlias = _typing.Literal["left_out"]  # noqa: Y015
+    _WhichOneofArgType__left_out: _TypeAlias = _typing.Literal["_left_out", b"_left_out"]  # noqa: Y015
     _WhichOneofReturnType__limit_w: _TypeAlias = _typing.Literal["limit_w"]  # noqa: Y015
     _WhichOneofArgType__limit_w: _TypeAlias = _typing.Literal["_limit_w", b"_limit_w"]  # noqa: Y015
     _WhichOneofReturnType__observed_limit_w: _TypeAlias = _typing.Literal["observed_limit_w"]  # noqa: Y015
     _WhichOneofArgType__observed_limit_w: _TypeAlias = _typing.Literal["_observed_limit_w", b"_observed_limit_w"]  # noqa: Y015
+    _WhichOneofReturnType__observed_round: _TypeAlias = _typing.Literal["observed_round"]  # noqa: Y015
+    _WhichOneofArgType__observed_round: _TypeAlias = _typing.Literal["_observed_round", b"_observed_round"]  # noqa: Y015
+    _WhichOneofReturnType__observed_run_id: _TypeAlias = _typing.Literal["observed_run_id"]  # noqa: Y015
+    _WhichOneofArgType__observed_run_id: _TypeAlias = _typing.Literal["_observed_run_id", b"_observed_run_id"]  # noqa: Y015
     _WhichOneofReturnType__observed_w: _TypeAlias = _typing.Literal["observed_w"]  # noqa: Y015
     _WhichOneofArgType__observed_w: _TypeAlias = _typing.Literal["_observed_w", b"_observed_w"]  # noqa: Y015
     _WhichOneofReturnType__profiling_left_s: _TypeAlias = _typing.Literal["profiling_left_s"]  # noqa: Y015
     _WhichOneofArgType__profiling_left_s: _TypeAlias = _typing.Literal["_profiling_left_s", b"_profiling_left_s"]  # noqa: Y015
+    _WhichOneofReturnType__reference_digest: _TypeAlias = _typing.Literal["reference_digest"]  # noqa: Y015
+    _WhichOneofArgType__reference_digest: _TypeAlias = _typing.Literal["_reference_digest", b"_reference_digest"]  # noqa: Y015
     _WhichOneofReturnType__state_since_unix_s: _TypeAlias = _typing.Literal["state_since_unix_s"]  # noqa: Y015
     _WhichOneofArgType__state_since_unix_s: _TypeAlias = _typing.Literal["_state_since_unix_s", b"_state_since_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__supply: _TypeAlias = _typing.Literal["supply"]  # noqa: Y015
+    _WhichOneofArgType__supply: _TypeAlias = _typing.Literal["_supply", b"_supply"]  # noqa: Y015
+    _WhichOneofReturnType__target_modes: _TypeAlias = _typing.Literal["target_modes"]  # noqa: Y015
+    _WhichOneofArgType__target_modes: _TypeAlias = _typing.Literal["_target_modes", b"_target_modes"]  # noqa: Y015
     _WhichOneofReturnType__throttled_unix_s: _TypeAlias = _typing.Literal["throttled_unix_s"]  # noqa: Y015
     _WhichOneofArgType__throttled_unix_s: _TypeAlias = _typing.Literal["_throttled_unix_s", b"_throttled_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__trust: _TypeAlias = _typing.Literal["trust"]  # noqa: Y015
     _WhichOneofArgType__trust: _TypeAlias = _typing.Literal["_trust", b"_trust"]  # noqa: Y015
+    _WhichOneofReturnType__workload: _TypeAlias = _typing.Literal["workload"]  # noqa: Y015
+    _WhichOneofArgType__workload: _TypeAlias = _typing.Literal["_workload", b"_workload"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__confirmed_w) -> _WhichOneofReturnType__confirmed_w | None: ...
     @_typing.overload
@@ -232,25 +252,41 @@ class DeviceView(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_seen_unix_s) -> _WhichOneofReturnType__first_seen_unix_s | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__granted_plan_id) -> _WhichOneofReturnType__granted_plan_id | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__granted_w) -> _WhichOneofReturnType__granted_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_w) -> _WhichOneofReturnType__idle_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_seen_unix_s) -> _WhichOneofReturnType__last_seen_unix_s | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_out) -> _WhichOneofReturnType__left_out | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_w) -> _WhichOneofReturnType__limit_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_limit_w) -> _WhichOneofReturnType__observed_limit_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_round) -> _WhichOneofReturnType__observed_round | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_run_id) -> _WhichOneofReturnType__observed_run_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_w) -> _WhichOneofReturnType__observed_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__profiling_left_s) -> _WhichOneofReturnType__profiling_left_s | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reference_digest) -> _WhichOneofReturnType__reference_digest | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__state_since_unix_s) -> _WhichOneofReturnType__state_since_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__supply) -> _WhichOneofReturnType__supply | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target_modes) -> _WhichOneofReturnType__target_modes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__throttled_unix_s) -> _WhichOneofReturnType__throttled_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trust) -> _WhichOneofReturnType__trust | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__workload) -> _WhichOneofReturnType__workload | None: ...
 
 Global___DeviceView: _TypeAlias = DeviceView  # noqa: Y015
 
@@ -329,7 +365,7 @@ class DeviceWorkload(_message.Message):
     """as in DeviceView"""
     reference_digest: _builtins.str
     left_out: _builtins.str
-    """why the device is kept out of rounds of this workload; empty: it is not"""
+    """why the device is kept out of rounds of this workload; absent: it is not"""
     trust: _builtins.float
     """as in DeviceView, of this workload"""
     @_builtins.property
@@ -347,25 +383,33 @@ class DeviceWorkload(_message.Message):
         profiled_modes: _builtins.int = ...,
         minibatches_per_epoch: _builtins.int | None = ...,
         fastest_epoch_s: _builtins.float | None = ...,
-        reference_digest: _builtins.str = ...,
-        left_out: _builtins.str = ...,
+        reference_digest: _builtins.str | None = ...,
+        left_out: _builtins.str | None = ...,
         trust: _builtins.float | None = ...,
         front: _power_pb2.Front | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_minibatches_per_epoch", b"_minibatches_per_epoch", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "minibatches_per_epoch", b"minibatches_per_epoch", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_left_out", b"_left_out", "_minibatches_per_epoch", b"_minibatches_per_epoch", "_reference_digest", b"_reference_digest", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "left_out", b"left_out", "minibatches_per_epoch", b"minibatches_per_epoch", "reference_digest", b"reference_digest", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_minibatches_per_epoch", b"_minibatches_per_epoch", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "left_out", b"left_out", "minibatches_per_epoch", b"minibatches_per_epoch", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_left_out", b"_left_out", "_minibatches_per_epoch", b"_minibatches_per_epoch", "_reference_digest", b"_reference_digest", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "left_out", b"left_out", "minibatches_per_epoch", b"minibatches_per_epoch", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fastest_epoch_s: _TypeAlias = _typing.Literal["fastest_epoch_s"]  # noqa: Y015
     _WhichOneofArgType__fastest_epoch_s: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s"]  # noqa: Y015
+    _WhichOneofReturnType__left_out: _TypeAlias = _typing.Literal["left_out"]  # noqa: Y015
+    _WhichOneofArgType__left_out: _TypeAlias = _typing.Literal["_left_out", b"_left_out"]  # noqa: Y015
     _WhichOneofReturnType__minibatches_per_epoch: _TypeAlias = _typing.Literal["minibatches_per_epoch"]  # noqa: Y015
     _WhichOneofArgType__minibatches_per_epoch: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__reference_digest: _TypeAlias = _typing.Literal["reference_digest"]  # noqa: Y015
+    _WhichOneofArgType__reference_digest: _TypeAlias = _typing.Literal["_reference_digest", b"_reference_digest"]  # noqa: Y015
     _WhichOneofReturnType__trust: _TypeAlias = _typing.Literal["trust"]  # noqa: Y015
     _WhichOneofArgType__trust: _TypeAlias = _typing.Literal["_trust", b"_trust"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fastest_epoch_s) -> _WhichOneofReturnType__fastest_epoch_s | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_out) -> _WhichOneofReturnType__left_out | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__minibatches_per_epoch) -> _WhichOneofReturnType__minibatches_per_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reference_digest) -> _WhichOneofReturnType__reference_digest | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trust) -> _WhichOneofReturnType__trust | None: ...
 
@@ -510,7 +554,7 @@ class RunView(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     STRATEGY_FIELD_NUMBER: _builtins.int
-    ROUNDS_FIELD_NUMBER: _builtins.int
+    ROUNDS_ASKED_FOR_FIELD_NUMBER: _builtins.int
     INITIAL_METRICS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
@@ -521,8 +565,7 @@ class RunView(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     strategy: _builtins.str
-    rounds: _builtins.int
-    """requested"""
+    rounds_asked_for: _builtins.int
     finished: _builtins.bool
     error: _builtins.str
     """why it ended early"""
@@ -544,7 +587,7 @@ class RunView(_message.Message):
         *,
         run_id: _builtins.str = ...,
         strategy: _builtins.str = ...,
-        rounds: _builtins.int = ...,
+        rounds_asked_for: _builtins.int = ...,
         initial_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         finished: _builtins.bool = ...,
         error: _builtins.str = ...,
@@ -556,7 +599,7 @@ class RunView(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "finished_unix_s", b"finished_unix_s", "started_unix_s", b"started_unix_s", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "error", b"error", "finished", b"finished", "finished_unix_s", b"finished_unix_s", "initial_metrics", b"initial_metrics", "labels", b"labels", "name", b"name", "rounds", b"rounds", "run_id", b"run_id", "started_unix_s", b"started_unix_s", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "error", b"error", "finished", b"finished", "finished_unix_s", b"finished_unix_s", "initial_metrics", b"initial_metrics", "labels", b"labels", "name", b"name", "rounds_asked_for", b"rounds_asked_for", "run_id", b"run_id", "started_unix_s", b"started_unix_s", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015
@@ -576,19 +619,19 @@ class WorkloadView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKLOAD_FIELD_NUMBER: _builtins.int
-    DEVICE_COUNT_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     MEASURED_DEVICES_FIELD_NUMBER: _builtins.int
     MEDIAN_MODES_FIELD_NUMBER: _builtins.int
     LIVE_RUN_IDS_FIELD_NUMBER: _builtins.int
-    RUN_COUNT_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     LAST_USED_UNIX_S_FIELD_NUMBER: _builtins.int
-    device_count: _builtins.int
-    """devices with a front of it"""
+    devices: _builtins.int
+    """with a front of it"""
     measured_devices: _builtins.int
     """of these, the devices that have measured a mode"""
     median_modes: _builtins.float
     """measured modes on these devices; absent: no device has measured any"""
-    run_count: _builtins.int
+    runs: _builtins.int
     """ended ones included"""
     last_used_unix_s: _builtins.float
     """when its newest run began; absent: unknown, or no run used it"""
@@ -602,16 +645,16 @@ class WorkloadView(_message.Message):
         self,
         *,
         workload: _power_pb2.Workload | None = ...,
-        device_count: _builtins.int = ...,
+        devices: _builtins.int = ...,
         measured_devices: _builtins.int = ...,
         median_modes: _builtins.float | None = ...,
         live_run_ids: _abc.Iterable[_builtins.str] | None = ...,
-        run_count: _builtins.int = ...,
+        runs: _builtins.int = ...,
         last_used_unix_s: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_used_unix_s", b"_last_used_unix_s", "_median_modes", b"_median_modes", "last_used_unix_s", b"last_used_unix_s", "median_modes", b"median_modes", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_used_unix_s", b"_last_used_unix_s", "_median_modes", b"_median_modes", "device_count", b"device_count", "last_used_unix_s", b"last_used_unix_s", "live_run_ids", b"live_run_ids", "measured_devices", b"measured_devices", "median_modes", b"median_modes", "run_count", b"run_count", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_used_unix_s", b"_last_used_unix_s", "_median_modes", b"_median_modes", "devices", b"devices", "last_used_unix_s", b"last_used_unix_s", "live_run_ids", b"live_run_ids", "measured_devices", b"measured_devices", "median_modes", b"median_modes", "runs", b"runs", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_used_unix_s: _TypeAlias = _typing.Literal["last_used_unix_s"]  # noqa: Y015
     _WhichOneofArgType__last_used_unix_s: _TypeAlias = _typing.Literal["_last_used_unix_s", b"_last_used_unix_s"]  # noqa: Y015
@@ -677,7 +720,7 @@ class NodeView(_message.Message):
     device_id: _builtins.str
     """as its SuperNode states it"""
     device_state: _session_pb2.DeviceState.ValueType
-    """unspecified: no agent ever connected with this id"""
+    """absent: no agent ever connected with this id"""
     pairing_problem: _builtins.str
     """as in NodeBinding; also if several connected SuperNodes name the device"""
     bound_unix_s: _builtins.float
@@ -689,25 +732,29 @@ class NodeView(_message.Message):
         *,
         node_id: _builtins.int = ...,
         device_id: _builtins.str = ...,
-        device_state: _session_pb2.DeviceState.ValueType = ...,
+        device_state: _session_pb2.DeviceState.ValueType | None = ...,
         pairing_problem: _builtins.str | None = ...,
         bound_unix_s: _builtins.float | None = ...,
         connected_unix_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bound_unix_s", b"_bound_unix_s", "_connected_unix_s", b"_connected_unix_s", "_pairing_problem", b"_pairing_problem", "bound_unix_s", b"bound_unix_s", "connected_unix_s", b"connected_unix_s", "pairing_problem", b"pairing_problem"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bound_unix_s", b"_bound_unix_s", "_connected_unix_s", b"_connected_unix_s", "_device_state", b"_device_state", "_pairing_problem", b"_pairing_problem", "bound_unix_s", b"bound_unix_s", "connected_unix_s", b"connected_unix_s", "device_state", b"device_state", "pairing_problem", b"pairing_problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bound_unix_s", b"_bound_unix_s", "_connected_unix_s", b"_connected_unix_s", "_pairing_problem", b"_pairing_problem", "bound_unix_s", b"bound_unix_s", "connected_unix_s", b"connected_unix_s", "device_id", b"device_id", "device_state", b"device_state", "node_id", b"node_id", "pairing_problem", b"pairing_problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bound_unix_s", b"_bound_unix_s", "_connected_unix_s", b"_connected_unix_s", "_device_state", b"_device_state", "_pairing_problem", b"_pairing_problem", "bound_unix_s", b"bound_unix_s", "connected_unix_s", b"connected_unix_s", "device_id", b"device_id", "device_state", b"device_state", "node_id", b"node_id", "pairing_problem", b"pairing_problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bound_unix_s: _TypeAlias = _typing.Literal["bound_unix_s"]  # noqa: Y015
     _WhichOneofArgType__bound_unix_s: _TypeAlias = _typing.Literal["_bound_unix_s", b"_bound_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__connected_unix_s: _TypeAlias = _typing.Literal["connected_unix_s"]  # noqa: Y015
     _WhichOneofArgType__connected_unix_s: _TypeAlias = _typing.Literal["_connected_unix_s", b"_connected_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__device_state: _TypeAlias = _typing.Literal["device_state"]  # noqa: Y015
+    _WhichOneofArgType__device_state: _TypeAlias = _typing.Literal["_device_state", b"_device_state"]  # noqa: Y015
     _WhichOneofReturnType__pairing_problem: _TypeAlias = _typing.Literal["pairing_problem"]  # noqa: Y015
     _WhichOneofArgType__pairing_problem: _TypeAlias = _typing.Literal["_pairing_problem", b"_pairing_problem"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bound_unix_s) -> _WhichOneofReturnType__bound_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__connected_unix_s) -> _WhichOneofReturnType__connected_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device_state) -> _WhichOneofReturnType__device_state | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pairing_problem) -> _WhichOneofReturnType__pairing_problem | None: ...
 
@@ -791,6 +838,10 @@ Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
 
 @_typing.final
 class RoundView(_message.Message):
+    """One round. A command's JSON, the exported table and the page show these fields by their names, as of a device. What
+    was planned is absent in a round without a plan.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -819,23 +870,30 @@ class RoundView(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
-    FAILED_DEVICE_IDS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     WALL_S_FIELD_NUMBER: _builtins.int
     OBSERVED_SITE_W_FIELD_NUMBER: _builtins.int
-    OBSERVED_DURATION_S_FIELD_NUMBER: _builtins.int
+    OBSERVED_S_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
-    DEVICE_COUNT_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     IDLE_W_FIELD_NUMBER: _builtins.int
     PLANNED_UNIX_S_FIELD_NUMBER: _builtins.int
     FINISHED_UNIX_S_FIELD_NUMBER: _builtins.int
-    OTHER_MODE_COUNT_FIELD_NUMBER: _builtins.int
-    STOPPED_COUNT_FIELD_NUMBER: _builtins.int
+    IN_OTHER_MODE_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     UNPLANNED_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     TRAINING_J_FIELD_NUMBER: _builtins.int
-    OBSERVED_COUNT_FIELD_NUMBER: _builtins.int
-    LATE_DEVICE_IDS_FIELD_NUMBER: _builtins.int
+    OBSERVED_TRAININGS_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    SITE_BUDGET_W_FIELD_NUMBER: _builtins.int
+    PLANNED_W_FIELD_NUMBER: _builtins.int
+    PLANNED_S_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    TRIMMED_SITE_BUDGET_W_FIELD_NUMBER: _builtins.int
+    TRIMMED_PLANNED_W_FIELD_NUMBER: _builtins.int
+    TRIMMED_S_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     round: _builtins.int
     plan_id: _builtins.str
@@ -844,18 +902,19 @@ class RoundView(_message.Message):
     """absent while the round is running"""
     observed_site_w: _builtins.float
     """idle devices included; absent until every selected device reported"""
-    observed_duration_s: _builtins.float
-    device_count: _builtins.int
-    """selected devices, as first planned"""
+    observed_s: _builtins.float
+    """of the slowest device; absent until every selected device reported"""
+    devices: _builtins.int
+    """number of selected devices, as first planned"""
     idle_w: _builtins.float
     """idle watts of the devices that were not selected"""
     planned_unix_s: _builtins.float
     """times are present if requested and known"""
     finished_unix_s: _builtins.float
-    other_mode_count: _builtins.int
-    """selected devices that a trim moved to another mode"""
-    stopped_count: _builtins.int
-    """selected devices that a trim stopped"""
+    in_other_mode: _builtins.int
+    """number of selected devices that a trim moved to another mode"""
+    stopped: _builtins.int
+    """number of selected devices that a trim stopped"""
     unplanned: _builtins.bool
     """The round trained without a plan while the coordinator was away, so no budget was kept. It has no plan id, plan or
     observations; its times are when it began and ended.
@@ -864,14 +923,26 @@ class RoundView(_message.Message):
     """name of what the run trains"""
     training_j: _builtins.float
     """joules of the trainings that were observed; absent until one was"""
-    observed_count: _builtins.int
+    observed_trainings: _builtins.int
     """number of these trainings"""
+    site_budget_w: _builtins.float
+    """as first planned, as are the next two"""
+    planned_w: _builtins.float
+    planned_s: _builtins.float
+    deadline_s: _builtins.float
+    """seconds of training after which a device stops; absent: no deadline"""
+    trimmed_site_budget_w: _builtins.float
+    """as trimmed, as are the next two; absent if the round was not"""
+    trimmed_planned_w: _builtins.float
+    trimmed_s: _builtins.float
     @_builtins.property
     def plan(self) -> _planning_pb2.PlanRoundResponse: ...
     @_builtins.property
     def observations(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceObservation]: ...
     @_builtins.property
-    def failed_device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def failed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of the devices that sent no usable reply"""
+
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
@@ -879,7 +950,7 @@ class RoundView(_message.Message):
         """of the devices that were sent a training; empty until the round is over"""
 
     @_builtins.property
-    def late_device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def late(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """still training when the round ended without them, which is no failure"""
 
     def __init__(
@@ -887,56 +958,107 @@ class RoundView(_message.Message):
         *,
         run_id: _builtins.str = ...,
         round: _builtins.int = ...,
-        plan_id: _builtins.str = ...,
-        epochs: _builtins.float = ...,
+        plan_id: _builtins.str | None = ...,
+        epochs: _builtins.float | None = ...,
         plan: _planning_pb2.PlanRoundResponse | None = ...,
         observations: _abc.Iterable[Global___DeviceObservation] | None = ...,
-        failed_device_ids: _abc.Iterable[_builtins.str] | None = ...,
+        failed: _abc.Iterable[_builtins.str] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         wall_s: _builtins.float | None = ...,
         observed_site_w: _builtins.float | None = ...,
-        observed_duration_s: _builtins.float | None = ...,
+        observed_s: _builtins.float | None = ...,
         results: _abc.Iterable[_planning_pb2.DeviceResult] | None = ...,
-        device_count: _builtins.int = ...,
-        idle_w: _builtins.float = ...,
+        devices: _builtins.int = ...,
+        idle_w: _builtins.float | None = ...,
         planned_unix_s: _builtins.float | None = ...,
         finished_unix_s: _builtins.float | None = ...,
-        other_mode_count: _builtins.int = ...,
-        stopped_count: _builtins.int = ...,
+        in_other_mode: _builtins.int = ...,
+        stopped: _builtins.int = ...,
         unplanned: _builtins.bool = ...,
-        workload: _builtins.str = ...,
+        workload: _builtins.str | None = ...,
         training_j: _builtins.float | None = ...,
-        observed_count: _builtins.int = ...,
-        late_device_ids: _abc.Iterable[_builtins.str] | None = ...,
+        observed_trainings: _builtins.int = ...,
+        late: _abc.Iterable[_builtins.str] | None = ...,
+        site_budget_w: _builtins.float | None = ...,
+        planned_w: _builtins.float | None = ...,
+        planned_s: _builtins.float | None = ...,
+        deadline_s: _builtins.float | None = ...,
+        trimmed_site_budget_w: _builtins.float | None = ...,
+        trimmed_planned_w: _builtins.float | None = ...,
+        trimmed_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "finished_unix_s", b"finished_unix_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "planned_unix_s", b"planned_unix_s", "training_j", b"training_j", "wall_s", b"wall_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_epochs", b"_epochs", "_finished_unix_s", b"_finished_unix_s", "_idle_w", b"_idle_w", "_observed_s", b"_observed_s", "_observed_site_w", b"_observed_site_w", "_plan_id", b"_plan_id", "_planned_s", b"_planned_s", "_planned_unix_s", b"_planned_unix_s", "_planned_w", b"_planned_w", "_site_budget_w", b"_site_budget_w", "_training_j", b"_training_j", "_trimmed_planned_w", b"_trimmed_planned_w", "_trimmed_s", b"_trimmed_s", "_trimmed_site_budget_w", b"_trimmed_site_budget_w", "_wall_s", b"_wall_s", "_workload", b"_workload", "deadline_s", b"deadline_s", "epochs", b"epochs", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "observed_s", b"observed_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "plan_id", b"plan_id", "planned_s", b"planned_s", "planned_unix_s", b"planned_unix_s", "planned_w", b"planned_w", "site_budget_w", b"site_budget_w", "training_j", b"training_j", "trimmed_planned_w", b"trimmed_planned_w", "trimmed_s", b"trimmed_s", "trimmed_site_budget_w", b"trimmed_site_budget_w", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_training_j", b"_training_j", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "late_device_ids", b"late_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_count", b"observed_count", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "training_j", b"training_j", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_epochs", b"_epochs", "_finished_unix_s", b"_finished_unix_s", "_idle_w", b"_idle_w", "_observed_s", b"_observed_s", "_observed_site_w", b"_observed_site_w", "_plan_id", b"_plan_id", "_planned_s", b"_planned_s", "_planned_unix_s", b"_planned_unix_s", "_planned_w", b"_planned_w", "_site_budget_w", b"_site_budget_w", "_training_j", b"_training_j", "_trimmed_planned_w", b"_trimmed_planned_w", "_trimmed_s", b"_trimmed_s", "_trimmed_site_budget_w", b"_trimmed_site_budget_w", "_wall_s", b"_wall_s", "_workload", b"_workload", "deadline_s", b"deadline_s", "devices", b"devices", "epochs", b"epochs", "failed", b"failed", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "in_other_mode", b"in_other_mode", "late", b"late", "metrics", b"metrics", "observations", b"observations", "observed_s", b"observed_s", "observed_site_w", b"observed_site_w", "observed_trainings", b"observed_trainings", "plan", b"plan", "plan_id", b"plan_id", "planned_s", b"planned_s", "planned_unix_s", b"planned_unix_s", "planned_w", b"planned_w", "results", b"results", "round", b"round", "run_id", b"run_id", "site_budget_w", b"site_budget_w", "stopped", b"stopped", "training_j", b"training_j", "trimmed_planned_w", b"trimmed_planned_w", "trimmed_s", b"trimmed_s", "trimmed_site_budget_w", b"trimmed_site_budget_w", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_s: _TypeAlias = _typing.Literal["deadline_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_s: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s"]  # noqa: Y015
+    _WhichOneofReturnType__epochs: _TypeAlias = _typing.Literal["epochs"]  # noqa: Y015
+    _WhichOneofArgType__epochs: _TypeAlias = _typing.Literal["_epochs", b"_epochs"]  # noqa: Y015
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015
-    _WhichOneofReturnType__observed_duration_s: _TypeAlias = _typing.Literal["observed_duration_s"]  # noqa: Y015
-    _WhichOneofArgType__observed_duration_s: _TypeAlias = _typing.Literal["_observed_duration_s", b"_observed_duration_s"]  # noqa: Y015
+    _WhichOneofReturnType__idle_w: _TypeAlias = _typing.Literal["idle_w"]  # noqa: Y015
+    _WhichOneofArgType__idle_w: _TypeAlias = _typing.Literal["_idle_w", b"_idle_w"]  # noqa: Y015
+    _WhichOneofReturnType__observed_s: _TypeAlias = _typing.Literal["observed_s"]  # noqa: Y015
+    _WhichOneofArgType__observed_s: _TypeAlias = _typing.Literal["_observed_s", b"_observed_s"]  # noqa: Y015
     _WhichOneofReturnType__observed_site_w: _TypeAlias = _typing.Literal["observed_site_w"]  # noqa: Y015
     _WhichOneofArgType__observed_site_w: _TypeAlias = _typing.Literal["_observed_site_w", b"_observed_site_w"]  # noqa: Y015
+    _WhichOneofReturnType__plan_id: _TypeAlias = _typing.Literal["plan_id"]  # noqa: Y015
+    _WhichOneofArgType__plan_id: _TypeAlias = _typing.Literal["_plan_id", b"_plan_id"]  # noqa: Y015
+    _WhichOneofReturnType__planned_s: _TypeAlias = _typing.Literal["planned_s"]  # noqa: Y015
+    _WhichOneofArgType__planned_s: _TypeAlias = _typing.Literal["_planned_s", b"_planned_s"]  # noqa: Y015
     _WhichOneofReturnType__planned_unix_s: _TypeAlias = _typing.Literal["planned_unix_s"]  # noqa: Y015
     _WhichOneofArgType__planned_unix_s: _TypeAlias = _typing.Literal["_planned_unix_s", b"_planned_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__planned_w: _TypeAlias = _typing.Literal["planned_w"]  # noqa: Y015
+    _WhichOneofArgType__planned_w: _TypeAlias = _typing.Literal["_planned_w", b"_planned_w"]  # noqa: Y015
+    _WhichOneofReturnType__site_budget_w: _TypeAlias = _typing.Literal["site_budget_w"]  # noqa: Y015
+    _WhichOneofArgType__site_budget_w: _TypeAlias = _typing.Literal["_site_budget_w", b"_site_budget_w"]  # noqa: Y015
     _WhichOneofReturnType__training_j: _TypeAlias = _typing.Literal["training_j"]  # noqa: Y015
     _WhichOneofArgType__training_j: _TypeAlias = _typing.Literal["_training_j", b"_training_j"]  # noqa: Y015
+    _WhichOneofReturnType__trimmed_planned_w: _TypeAlias = _typing.Literal["trimmed_planned_w"]  # noqa: Y015
+    _WhichOneofArgType__trimmed_planned_w: _TypeAlias = _typing.Literal["_trimmed_planned_w", b"_trimmed_planned_w"]  # noqa: Y015
+    _WhichOneofReturnType__trimmed_s: _TypeAlias = _typing.Literal["trimmed_s"]  # noqa: Y015
+    _WhichOneofArgType__trimmed_s: _TypeAlias = _typing.Literal["_trimmed_s", b"_trimmed_s"]  # noqa: Y015
+    _WhichOneofReturnType__trimmed_site_budget_w: _TypeAlias = _typing.Literal["trimmed_site_budget_w"]  # noqa: Y015
+    _WhichOneofArgType__trimmed_site_budget_w: _TypeAlias = _typing.Literal["_trimmed_site_budget_w", b"_trimmed_site_budget_w"]  # noqa: Y015
     _WhichOneofReturnType__wall_s: _TypeAlias = _typing.Literal["wall_s"]  # noqa: Y015
     _WhichOneofArgType__wall_s: _TypeAlias = _typing.Literal["_wall_s", b"_wall_s"]  # noqa: Y015
+    _WhichOneofReturnType__workload: _TypeAlias = _typing.Literal["workload"]  # noqa: Y015
+    _WhichOneofArgType__workload: _TypeAlias = _typing.Literal["_workload", b"_workload"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_s) -> _WhichOneofReturnType__deadline_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epochs) -> _WhichOneofReturnType__epochs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__finished_unix_s) -> _WhichOneofReturnType__finished_unix_s | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_duration_s) -> _WhichOneofReturnType__observed_duration_s | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_w) -> _WhichOneofReturnType__idle_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_s) -> _WhichOneofReturnType__observed_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_site_w) -> _WhichOneofReturnType__observed_site_w | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__plan_id) -> _WhichOneofReturnType__plan_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__planned_s) -> _WhichOneofReturnType__planned_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__planned_unix_s) -> _WhichOneofReturnType__planned_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__planned_w) -> _WhichOneofReturnType__planned_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__site_budget_w) -> _WhichOneofReturnType__site_budget_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__training_j) -> _WhichOneofReturnType__training_j | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trimmed_planned_w) -> _WhichOneofReturnType__trimmed_planned_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trimmed_s) -> _WhichOneofReturnType__trimmed_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trimmed_site_budget_w) -> _WhichOneofReturnType__trimmed_site_budget_w | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wall_s) -> _WhichOneofReturnType__wall_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__workload) -> _WhichOneofReturnType__workload | None: ...
 
 Global___RoundView: _TypeAlias = RoundView  # noqa: Y015
 
@@ -1026,15 +1148,15 @@ class FleetEvent(_message.Message):
     text: _builtins.str
     needs_attention: _builtins.bool
     device_id: _builtins.str
-    """empty: it concerns no single device"""
+    """absent: it concerns no single device"""
     run_id: _builtins.str
-    """empty: it concerns no run"""
+    """absent: it concerns no run"""
     round: _builtins.int
-    """of the run; 0: it concerns no round"""
+    """of the run; absent: it concerns no round"""
     supply: _builtins.str
-    """the supply whose budget changed, or that the device is behind; empty: none"""
+    """the supply whose budget changed, or that the device is behind; absent: none"""
     caller: _builtins.str
-    """who caused it, such as an operator; empty: nobody"""
+    """who caused it, such as an operator; absent: nobody"""
     def __init__(
         self,
         *,
@@ -1043,17 +1165,36 @@ class FleetEvent(_message.Message):
         kind: _builtins.str = ...,
         text: _builtins.str = ...,
         needs_attention: _builtins.bool = ...,
-        device_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        round: _builtins.int = ...,
-        supply: _builtins.str = ...,
-        caller: _builtins.str = ...,
+        device_id: _builtins.str | None = ...,
+        run_id: _builtins.str | None = ...,
+        round: _builtins.int | None = ...,
+        supply: _builtins.str | None = ...,
+        caller: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "_device_id", b"_device_id", "_round", b"_round", "_run_id", b"_run_id", "_supply", b"_supply", "caller", b"caller", "device_id", b"device_id", "round", b"round", "run_id", b"run_id", "supply", b"supply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_s", b"at_unix_s", "caller", b"caller", "device_id", b"device_id", "event_id", b"event_id", "kind", b"kind", "needs_attention", b"needs_attention", "round", b"round", "run_id", b"run_id", "supply", b"supply", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "_device_id", b"_device_id", "_round", b"_round", "_run_id", b"_run_id", "_supply", b"_supply", "at_unix_s", b"at_unix_s", "caller", b"caller", "device_id", b"device_id", "event_id", b"event_id", "kind", b"kind", "needs_attention", b"needs_attention", "round", b"round", "run_id", b"run_id", "supply", b"supply", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__caller: _TypeAlias = _typing.Literal["caller"]  # noqa: Y015
+    _WhichOneofArgType__caller: _TypeAlias = _typing.Literal["_caller", b"_caller"]  # noqa: Y015
+    _WhichOneofReturnType__device_id: _TypeAlias = _typing.Literal["device_id"]  # noqa: Y015
+    _WhichOneofArgType__device_id: _TypeAlias = _typing.Literal["_device_id", b"_device_id"]  # noqa: Y015
+    _WhichOneofReturnType__round: _TypeAlias = _typing.Literal["round"]  # noqa: Y015
+    _WhichOneofArgType__round: _TypeAlias = _typing.Literal["_round", b"_round"]  # noqa: Y015
+    _WhichOneofReturnType__run_id: _TypeAlias = _typing.Literal["run_id"]  # noqa: Y015
+    _WhichOneofArgType__run_id: _TypeAlias = _typing.Literal["_run_id", b"_run_id"]  # noqa: Y015
+    _WhichOneofReturnType__supply: _TypeAlias = _typing.Literal["supply"]  # noqa: Y015
+    _WhichOneofArgType__supply: _TypeAlias = _typing.Literal["_supply", b"_supply"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__caller) -> _WhichOneofReturnType__caller | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device_id) -> _WhichOneofReturnType__device_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round) -> _WhichOneofReturnType__round | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__run_id) -> _WhichOneofReturnType__run_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__supply) -> _WhichOneofReturnType__supply | None: ...
 
 Global___FleetEvent: _TypeAlias = FleetEvent  # noqa: Y015
 

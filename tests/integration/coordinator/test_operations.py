@@ -70,7 +70,7 @@ async def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(conf
         assert changed.budget.since_unix_s >= before.since_unix_s
         assert not changed.budget.HasField("until_unix_s")
         [view] = (await client.rounds()).rounds
-        assert (view.device_count, view.other_mode_count, view.stopped_count) == (2, 1, 0)
+        assert (view.devices, view.in_other_mode, view.stopped) == (2, 1, 0)
         assert view.plan.first_planned.assignments == plan.assignments
         assert (view.plan.first_planned.site_budget_w, view.plan.site_budget_w) == (100.0, 40.0)
         request = view_pb2.StreamRoundsRequest(run_id=RUN, without_devices=True)
@@ -251,10 +251,10 @@ async def test_rounds_of_a_run_in_the_archive_are_shown_and_stay_there(config: C
         for _ in range(2):
             request = view_pb2.StreamRoundsRequest(run_id=RUN)
             [whole] = [view async for view in client.view.StreamRounds(request)]
-            assert len(whole.plan.assignments) == whole.device_count == 2
+            assert len(whole.plan.assignments) == whole.devices == 2
             request.without_devices = True
             [brief] = [view async for view in client.view.StreamRounds(request)]
-            assert (brief.device_count, len(brief.plan.assignments), len(brief.plan.decisions)) == (2, 0, 0)
+            assert (brief.devices, len(brief.plan.assignments), len(brief.plan.decisions)) == (2, 0, 0)
             assert brief.plan.planned_w == whole.plan.planned_w
 
 

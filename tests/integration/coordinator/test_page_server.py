@@ -388,10 +388,7 @@ async def test_sessions_are_answered_while_a_snapshot_is_taken() -> None:
         fleet.agents.report_state(device_id, DeviceState.READY, 50, "parked")
         fleet.samples.report(device_id, _SAMPLE)
 
-    async def no_times(of: object) -> dict[str, Any]:
-        return {}
-
-    repository: Any = SimpleNamespace(fleet=fleet, times=no_times)
+    repository: Any = SimpleNamespace(fleet=fleet)
     budgets: Any = _Budgets()
     nobody: Any = None
     queries = Queries(

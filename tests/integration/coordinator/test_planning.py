@@ -399,7 +399,7 @@ async def test_a_round_without_a_plan_is_shown_among_the_others_and_after_a_rest
         before = await streamed(client)
         assert [(view.round, view.unplanned) for view in before] == [(1, False), (2, True), (3, True), (4, False)]
         second = before[1]
-        assert (second.device_count, second.wall_s, list(second.failed_device_ids)) == (3, 45.0, ["nano"])
+        assert (second.devices, second.wall_s, list(second.failed)) == (3, 45.0, ["nano"])
         assert [each.device_id for each in second.results] == ["orin", "nano", f"node {STRANGER}"]
         assert (second.results[0].num_examples, second.results[1].failure) == (96.0, "the node is gone")
         assert not second.HasField("plan") and not second.HasField("observed_site_w")
@@ -599,7 +599,7 @@ async def test_a_run_through_an_outage_is_shown_whole(config: CoordinatorSetting
         await asyncio.to_thread(strategy.start, grid, ARRAYS, num_rounds=4, evaluate_fn=evaluated)
         link.close()
         seen = await client.rounds()
-        assert [(view.round, view.unplanned, view.device_count) for view in seen.rounds] == [
+        assert [(view.round, view.unplanned, view.devices) for view in seen.rounds] == [
             (1, False, 1),
             (2, True, 1),
             (3, True, 1),

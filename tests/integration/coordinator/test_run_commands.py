@@ -264,7 +264,7 @@ async def test_a_round_lasts_as_long_as_the_epochs_of_its_slowest_device(choosin
             await agent.send(observation=seen)
         await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=planned.plan_id, wall_s=50.0))
         [view] = (await client.rounds()).rounds
-        assert view.observed_duration_s == 3 * 12.0
+        assert view.observed_s == 3 * 12.0
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ async def test_a_restarted_coordinator_keeps_the_watts_of_a_late_device(config: 
         assert granted_w > 10.0
     async with serving_client(config) as client:
         [shown] = (await client.rounds()).rounds
-        assert (list(shown.late_device_ids), list(shown.failed_device_ids)) == (["nano"], [])
+        assert (list(shown.late), list(shown.failed)) == (["nano"], [])
         after = (await client.devices())["nano"]
         assert (after.granted_plan_id, after.granted_w) == (plan_id, granted_w)
 
@@ -392,7 +392,7 @@ async def test_an_unplanned_round_has_late_devices_too(config: CoordinatorSettin
             )
         )
         [shown] = (await client.rounds()).rounds
-        assert (list(shown.late_device_ids), list(shown.failed_device_ids)) == (["nano"], [])
+        assert (list(shown.late), list(shown.failed)) == (["nano"], [])
 
 
 async def test_a_run_with_a_quorum_plans_around_the_late_device(config: CoordinatorSettings) -> None:
@@ -424,9 +424,9 @@ async def test_a_run_with_a_quorum_plans_around_the_late_device(config: Coordina
         )
         await asyncio.to_thread(strategy.start, grid, ARRAYS, num_rounds=4, evaluate_fn=evaluated)
         seen = (await client.rounds()).rounds
-        assert [view.device_count for view in seen] == [2, 1, 1, 2]
-        assert [list(view.late_device_ids) for view in seen] == [["nano"], [], [], ["nano"]]
-        assert not any(view.failed_device_ids for view in seen)
+        assert [view.devices for view in seen] == [2, 1, 1, 2]
+        assert [list(view.late) for view in seen] == [["nano"], [], [], ["nano"]]
+        assert not any(view.failed for view in seen)
         granted = {each.device_id: each.power_limit_w for each in seen[0].plan.assignments}
         assert [view.idle_w for view in seen[1:3]] == [granted["nano"]] * 2, "its watts are set aside"
 

@@ -104,8 +104,8 @@ async def test_a_round_from_its_plan_to_its_report(config: CoordinatorSettings) 
             "orin": (20.5, 31.0),
             "nano": (36.0, 14.5),
         }
-        assert (shown.observed_site_w, shown.observed_duration_s, shown.wall_s) == (45.5, 36, 3.5)
-        assert (list(shown.failed_device_ids), dict(shown.metrics)) == (["nano"], {"accuracy": 0.5})
+        assert (shown.observed_site_w, shown.observed_s, shown.wall_s) == (45.5, 36, 3.5)
+        assert (list(shown.failed), dict(shown.metrics)) == (["nano"], {"accuracy": 0.5})
 
         with urllib.request.urlopen(f"http://{client.bound.http_address}/metrics", timeout=10) as response:
             assert 'wattfleet_site_power_watts{kind="observed"}' not in response.read().decode(), "the run has ended"

@@ -259,10 +259,9 @@ async def all_of(found: AsyncIterator[T]) -> list[T]:
 
 ASKED: dict[str, Callable[[Writer], Awaitable[object]]] = {
     "saved": lambda writer: writer.save(BLANK),
-    "round_of": lambda writer: writer.round_of("4711/1"),
+    "round_of": lambda writer: writer.read(lambda store: store.round_of("4711/1")),
     "rounds_of": lambda writer: all_of(writer.rounds_of("4711")),
-    "history_of": lambda writer: writer.history_of("4711"),
-    "newest_plan_id": lambda writer: writer.newest_plan_id("4711"),
+    "history_of": lambda writer: writer.read(lambda store: store.history_of("4711")),
     "forget": lambda writer: all_of(writer.delete_old_runs(timedelta(days=1), set)),
 }
 
@@ -304,7 +303,6 @@ async def test_rounds_are_read_one_by_one_and_those_that_are_gone_meanwhile_left
     writer = Writer(recording, never)
     assert await all_of(writer.rounds_of("4711")) == [planned_round(1, "4711"), planned_round(2, "4711")]
     assert recording.read == ["4711", "4711/1", "4711/gone", "4711/2"]
-    assert await writer.newest_plan_id("4711") == "4711/2"
     await writer.close()
 
 
@@ -313,7 +311,8 @@ async def test_what_is_stored_does_not_wait_for_what_is_read() -> None:
     recording = RecordingStore()
     writer = Writer(recording, never)
     recording.readable.clear()
-    history, reading = (asyncio.ensure_future(each) for each in (writer.history_of("1"), writer.round_of("4711/1")))
+    history = asyncio.ensure_future(writer.read(lambda store: store.history_of("1")))
+    reading = asyncio.ensure_future(writer.read(lambda store: store.round_of("4711/1")))
     await writer.save(BLANK)
     assert not history.done() and not reading.done()
     recording.readable.set()

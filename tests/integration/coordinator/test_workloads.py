@@ -149,10 +149,10 @@ async def test_workloads_are_listed_with_who_knows_them(config: CoordinatorSetti
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id="over"))
         answers = client.view.ListWorkloads(view_pb2.ListWorkloadsRequest())
         bert, gpt = [each async for answer in answers for each in answer.workloads]
-        assert (bert.workload.name, bert.device_count, bert.measured_devices, bert.median_modes) == ("bert", 2, 2, 6.5)
-        assert (list(bert.live_run_ids), bert.run_count, bert.workload.parameters) == ([RUN], 2, 1e8)
+        assert (bert.workload.name, bert.devices, bert.measured_devices, bert.median_modes) == ("bert", 2, 2, 6.5)
+        assert (list(bert.live_run_ids), bert.runs, bert.workload.parameters) == ([RUN], 2, 1e8)
         assert bert.last_used_unix_s > 0
-        assert (gpt.workload.name, gpt.device_count, gpt.measured_devices, gpt.run_count) == ("gpt", 1, 0, 0)
+        assert (gpt.workload.name, gpt.devices, gpt.measured_devices, gpt.runs) == ("gpt", 1, 0, 0)
         assert not gpt.HasField("median_modes") and not gpt.HasField("last_used_unix_s")
 
 

@@ -264,7 +264,7 @@ def ended_round(number: int, **more: Any) -> view_pb2.RoundView:
         duration_s=96.4,
         site_budget_w=100,
     )
-    return view_pb2.RoundView(round=number, plan=plan, wall_s=9.0, metrics={"accuracy": 0.442}, device_count=2, **more)
+    return view_pb2.RoundView(round=number, plan=plan, wall_s=9.0, metrics={"accuracy": 0.442}, devices=2, **more)
 
 
 def run(*rounds: view_pb2.RoundView, run_id: str = "7", **more: Any) -> RunSeen:
@@ -274,7 +274,7 @@ def run(*rounds: view_pb2.RoundView, run_id: str = "7", **more: Any) -> RunSeen:
 def test_every_round_is_told_once_even_the_last(
     rounds_script: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = ended_round(1, observed_site_w=96.16, observed_duration_s=98.3)
+    first = ended_round(1, observed_site_w=96.16, observed_s=98.3)
     view = RecordedView([run(), run(first), run(first), run(first, ended_round(2), finished=True)])
     wait(view, answers(False, True), rounds_script["RoundPrinter"]())
     assert capsys.readouterr().out.splitlines() == [
@@ -349,8 +349,8 @@ def test_a_log_that_does_not_end_hides_no_reason(
 
 
 def test_a_completed_run_in_which_nobody_trained_is_a_failure() -> None:
-    one_failed = ended_round(1, failed_device_ids=["agx-orin-0"])
-    all_failed = ended_round(2, failed_device_ids=["agx-orin-0", "orin-nx-0"])
+    one_failed = ended_round(1, failed=["agx-orin-0"])
+    all_failed = ended_round(2, failed=["agx-orin-0", "orin-nx-0"])
     wait(RecordedView([run(one_failed, finished=True)]), answers(True))
     with pytest.raises(PartFailedError, match="no device trained in round 2: see the logs of agx-orin-0, orin-nx-0"):
         wait(RecordedView([run(one_failed, all_failed, finished=True)]), answers(True))
@@ -367,7 +367,7 @@ def test_a_simulation_fails_if_too_few_rounds_have_an_observation() -> None:
     with pytest.raises(PartFailedError, match="no device's training was observed in rounds 2–3"):
         simulated(observed, ended_round(2), ended_round(3))
     with pytest.raises(PartFailedError, match="no device trained in round 2"):
-        simulated(observed, ended_round(2, failed_device_ids=["agx-orin-0", "orin-nx-0"]))
+        simulated(observed, ended_round(2, failed=["agx-orin-0", "orin-nx-0"]))
 
 
 def test_the_rounds_wait_for_the_whole_fleet() -> None:

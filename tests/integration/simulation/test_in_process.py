@@ -118,7 +118,7 @@ def test_a_node_with_the_socket_of_another_device_is_left_out_of_the_round(
         _train(fleet, grid, rounds=1)
         [planned] = fleet.newest_run().rounds
         assert {each.device_id for each in planned.plan.assignments} == {"agx-orin-0", "orin-nano-0"}
-        assert not planned.failed_device_ids
+        assert not planned.failed
         [left_out] = [each for each in planned.plan.decisions if not each.selected]
         assert left_out.device_id == "xavier-0" and "belongs to orin-nano-0" in left_out.reason
 
@@ -206,7 +206,7 @@ def test_another_strategy_and_a_broken_node(folder: Path, fits_in_this_process: 
         grid.broken = {max(lost)}
         _continue(fleet, grid, strategy)
         second = fleet.newest_run().rounds[-1]
-        assert [*second.failed_device_ids] == [fleet.nodes()[max(lost)]["device-id"]]
+        assert [*second.failed] == [fleet.nodes()[max(lost)]["device-id"]]
         assert not second.HasField("observed_site_w")
         assert strategy.strategy.min_train_nodes == 2, "the wrapped strategy is left as it was"
 
@@ -349,7 +349,7 @@ def require_learned(fleet: RunningFleet, rounds: Sequence[view_pb2.RoundView], l
     # The slowest device of a round measures no more than it has to.
     assert {part.profiled_modes for part in rounds[-1].plan.assignments} <= set(range(5, MODES + 1))
     for one in rounds:
-        assert not one.failed_device_ids
+        assert not one.failed
         assert watts_of(one.plan.assignments) <= BUDGET_W
         assert one.observed_site_w <= BUDGET_W
     known = workloads_of(fleet)
@@ -385,7 +385,7 @@ def test_two_networks_share_the_boards_at_the_same_time(tmp_path: Path, caplog: 
         text = pool.submit(train_app, fleet, TEXT, "text", 20_000_000, 3, RUN_B)
         both = [*vision.result(), *text.result()]
         assert [one.workload for one in both] == ["vision"] * 3 + ["text"] * 3
-        assert not any(one.failed_device_ids for one in both), "no device trains two networks at once"
+        assert not any(one.failed for one in both), "no device trains two networks at once"
         # Which devices each run gets depends on how long the other run's rounds take.
         trained = {(part.device_id, one.workload) for one in both for part in one.plan.assignments}
         lengths = {

@@ -202,9 +202,9 @@ def test_the_observed_duration_is_of_each_devices_own_epochs(
 ) -> None:
     fleet, record = planned()
     fleet.rounds.observe(record.plan_id, ObservedTraining("orin", orin_epoch_s, 48.0))
-    assert fleet.rounds.records[record.plan_id].observed_duration_s is None, "the Nano is not observed yet"
+    assert fleet.rounds.records[record.plan_id].observed_s is None, "the Nano is not observed yet"
     fleet.rounds.observe(record.plan_id, ObservedTraining("nano", nano_epoch_s, 14.0))
-    assert fleet.rounds.records[record.plan_id].observed_duration_s == lasted_s
+    assert fleet.rounds.records[record.plan_id].observed_s == lasted_s
 
 
 @pytest.mark.parametrize(

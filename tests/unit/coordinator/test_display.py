@@ -245,7 +245,7 @@ class Rounds:
     """The only round of a run, and how often it was read."""
 
     def __init__(self) -> None:
-        self.view = view_pb2.RoundView(run_id="a", round=1, device_count=2, observed_count=1, training_j=640.0)
+        self.view = view_pb2.RoundView(run_id="a", round=1, devices=2, observed_trainings=1, training_j=640.0)
         self.read = 0
 
     async def rounds(self, run_id: str) -> list[view_pb2.RoundView]:
@@ -263,7 +263,7 @@ async def test_an_observation_that_arrives_after_the_end_of_a_run_is_counted_soo
         return values["training_j"], values["observed_trainings"], values["trainings"]
 
     assert [await shown() for _ in range(2)] == [(640.0, 1, 2)] * 2 and found.read == 1
-    found.view.observed_count, found.view.training_j = 2, 1180.0
+    found.view.observed_trainings, found.view.training_j = 2, 1180.0
     now_s = 11.0
     assert await shown() == (1180.0, 2, 2)
     now_s = 1e6

@@ -555,5 +555,5 @@ def test_a_round_of_which_everybody_was_ended_was_not_observed() -> None:
     plan_id = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0).plan_id
     [record] = fleet.set_budget("site", watts(0.0))
     assert not record.plan.assignments
-    assert (record.observed_site_w, record.observed_duration_s) == (None, None)
+    assert (record.observed_site_w, record.observed_s) == (None, None)
     assert fleet.rounds.finish(plan_id, [DeviceResult("orin", share=0.5)], 20.0).failed == ()

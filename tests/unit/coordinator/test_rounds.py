@@ -54,13 +54,13 @@ def test_the_site_was_observed_once_all_chosen_devices_were() -> None:
     make_ready_in(fleet, "slow", front((90, 12)), 2.5, 3)
     planned = fleet.flower.plan(RUN, 1, [*NODES, 3], 2.0)
     assert set(planned.nodes) == {"orin", "nano"}
-    assert (planned.observed_site_w, planned.observed_duration_s) == (None, None)
+    assert (planned.observed_site_w, planned.observed_s) == (None, None)
     fleet.rounds.observe(planned.plan_id, ObservedTraining("orin", 21.0, 31.0))
     one = fleet.rounds.records[planned.plan_id]
-    assert (one.observed_site_w, one.observed_duration_s) == (None, None)
+    assert (one.observed_site_w, one.observed_s) == (None, None)
     fleet.rounds.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.5))
     both = fleet.rounds.records[planned.plan_id]
-    assert (both.observed_site_w, both.observed_duration_s) == (31 + 14.5 + 2.5, 2 * 34)
+    assert (both.observed_site_w, both.observed_s) == (31 + 14.5 + 2.5, 2 * 34)
 
 
 def test_an_observed_rounds_duration_is_predicted_warm_up_plus_observed_epochs() -> None:
@@ -70,7 +70,7 @@ def test_an_observed_rounds_duration_is_predicted_warm_up_plus_observed_epochs()
     assert planned.plan.duration_s == 60 + 2 * 10
     fleet.rounds.observe(planned.plan_id, ObservedTraining("orin", 11.0, 31.0))
     fleet.rounds.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.5))
-    assert fleet.rounds.records[planned.plan_id].observed_duration_s == 60 + 2 * 11
+    assert fleet.rounds.records[planned.plan_id].observed_s == 60 + 2 * 11
 
 
 def test_an_observation_counts_once() -> None:

@@ -110,7 +110,7 @@ def test_a_late_device_is_observed_afterwards() -> None:
     fleet.rounds.observe(plan_id, ObservedTraining("orin", 11.0, 48.0))
     fleet.rounds.observe(plan_id, ObservedTraining("nano", 36.0, 14.0))
     record = fleet.rounds.records[plan_id]
-    assert (record.observed_site_w, record.observed_duration_s) == (62.0, 36.0)
+    assert (record.observed_site_w, record.observed_s) == (62.0, 36.0)
     assert record.late == ("nano",), "its round did end without it"
 
 

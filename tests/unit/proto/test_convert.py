@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -19,18 +19,20 @@ from wattfleet_proto import names
 from wattfleet_proto.convert import (
     front_from_message,
     front_to_message,
+    message_of,
     mode_from_message,
     mode_to_message,
     plan_from_message,
     plan_to_message,
     state_from_message,
     state_to_message,
+    values_of,
     workload_from_message,
     workload_to_message,
 )
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import READINGS, BoardSample, DeviceState
 from wattfleet_proto.names import MAJOR, MINOR, ProtocolVersionError, common_version, own_version
-from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
+from wattfleet_proto.v1 import duty_pb2, planning_pb2, power_pb2, session_pb2, view_pb2
 
 # --- Convert ----------------------------------------------------------------------------------------------------------
 # Conversion between messages and the core's types: round trips, and refusal of invalid fronts.
@@ -288,6 +290,63 @@ def with_options(*options: tuple[int, float]) -> power_pb2.Workload:
 def test_a_workload_that_cannot_be_is_refused(message: power_pb2.Workload, error: str) -> None:
     with pytest.raises(InvalidInputError, match=error):
         workload_from_message(message)
+
+
+# --- By name ----------------------------------------------------------------------------------------------------------
+# Messages from values whose attributes are named like their fields, and values by name from messages.
+
+
+def test_a_sample_and_its_message_have_the_same_fields() -> None:
+    of_message = {each.name for each in session_pb2.BoardSample.DESCRIPTOR.fields}
+    assert {each.name for each in fields(BoardSample)} == of_message == {*READINGS, "mode"}
+
+
+def test_a_message_is_filled_from_the_first_value_that_has_a_field() -> None:
+    class Known:
+        state = DeviceState.TRAINING
+        provenance = "hardware"
+        sample = BoardSample(12.5, mode=PowerMode(4, 1_000, 2_000, 3_000))
+        left_out = None
+
+    class Stored:
+        state = DeviceState.READY
+        left_out = "not asked"
+        site_tags = ("lab", "roof")
+
+    found = message_of(view_pb2.DeviceView, Known(), Stored(), device_id="orin", idle_w=None)
+    assert found == view_pb2.DeviceView(
+        device_id="orin",
+        state=session_pb2.DEVICE_STATE_TRAINING,
+        provenance=power_pb2.PROVENANCE_HARDWARE,
+        sample=session_pb2.BoardSample(
+            power_w=12.5, mode=power_pb2.PowerMode(cores=4, cpu_khz=1_000, gpu_hz=2_000, mem_hz=3_000)
+        ),
+        site_tags=["lab", "roof"],
+    )
+    assert not found.HasField("left_out"), "None is known not to be there"
+
+
+def test_values_say_what_is_absent_and_name_what_an_enum_means() -> None:
+    message = view_pb2.DeviceView(
+        device_id="orin",
+        state=session_pb2.DEVICE_STATE_READY,
+        provenance=power_pb2.PROVENANCE_SIMULATED,
+        granted_w=0.0,
+        site_tags=["lab"],
+        duty=duty_pb2.DutyFigures(latency_counts=[1, 2]),
+    )
+    found = values_of(message, leave_out=("front",))
+    assert (found["state"], found["provenance"], found["site_tags"]) == ("ready", "simulated", ["lab"])
+    assert (found["granted_w"], found["confirmed_w"], found["detail"]) == (0.0, None, "")
+    assert found["sample"] is None and found["duty"]["latency_counts"] == [1, 2]
+    assert "front" not in found
+    assert list(values_of(view_pb2.RunView(labels={"b": "2", "a": "1"}))["labels"]) == ["a", "b"]
+
+
+def test_values_of_a_state_that_is_unknown_here_are_refused() -> None:
+    message = view_pb2.DeviceView(state=session_pb2.DEVICE_STATE_UNSPECIFIED)
+    with pytest.raises(InvalidInputError, match="unknown DeviceState 0: expected one of enrolled, profiling, ready,"):
+        values_of(message, leave_out=("provenance",))
 
 
 # --- Neighbouring versions --------------------------------------------------------------------------------------------
