@@ -20,7 +20,7 @@ from time import process_time
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, Conditions, Knobs, Provenance
+from edge_agent.devices.device import Activity, Knobs, Provenance
 from edge_agent.devices.host import PhysicalBoard
 from edge_agent.devices.meters import PolledMeter
 from edge_agent.profiling.journal import Journal, JournalHeader
@@ -29,6 +29,7 @@ from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.workloads.loading import StepTimes
 from wattfleet.common.clock import SystemClock
 from wattfleet.core.modes import ModeArray, PowerMode, modes_to_array
+from wattfleet_proto.device_state import BoardSample
 
 _MODE = PowerMode(1, 1_000_000, 1_000_000_000, 1_000_000_000)
 _POWER_MW = 10_000.0
@@ -62,9 +63,9 @@ class ThisMachine(PhysicalBoard):
         """Sample the file."""
         return PolledMeter(self._read, self.clock)
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> BoardSample:
         """Return the file's value as a temperature."""
-        return Conditions(self._read() / _POWER_MW * 50, 0)
+        return BoardSample(temperature_c=self._read() / _POWER_MW * 50, throttle_events=0)
 
     def activity(self) -> Activity:
         """Return the file's value as a power."""

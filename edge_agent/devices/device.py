@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from wattfleet.common.clock import Clock
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.modes import ModeArray, PowerMode, Workload
+from wattfleet_proto.device_state import BoardSample
 
 Provenance = Literal["simulated", "replayed", "hardware"]
 """The source of a figure; every report states it."""
@@ -37,19 +38,6 @@ class PowerTrace:
 
     at_s: NDArray[np.float64]
     power_mw: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """Temperature and throttling of a board.
-
-    Attributes:
-        temperature_c: the hottest junction, degrees Celsius; None if the board does not report it.
-        throttle_events: number of times the board has throttled since boot; None if it does not count them.
-    """
-
-    temperature_c: float | None
-    throttle_events: int | None
 
 
 @dataclass(frozen=True)
@@ -181,8 +169,8 @@ class Device(Protocol):
         """Start sampling board power."""
         ...
 
-    def conditions(self) -> Conditions:
-        """Return the current temperature and throttle count."""
+    def conditions(self) -> BoardSample:
+        """Return the current temperature and throttle count, and whatever else takes too many files to read often."""
         ...
 
     def activity(self) -> Activity:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from edge_agent.devices.device import Activity, Conditions, Knobs, Provenance
+from edge_agent.devices.device import Activity, Knobs, Provenance
 from edge_agent.devices.meters import Nvml, PolledMeter, Rapl
 from edge_agent.devices.tree import Tree
 from wattfleet.common.clock import Clock
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import ModeArray, PowerMode, Workload, modes_to_array
+from wattfleet_proto.device_state import BoardSample
 
 # --- Physical ---------------------------------------------------------------------------------------------------------
 # The common base of all boards that physically exist.
@@ -175,7 +176,7 @@ class HostDevice(PhysicalBoard):
             sources.append(self._rapl.reader())
         return lambda: sum(read_mw() for read_mw in sources) if sources else math.nan
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> BoardSample:
         """Return the hottest temperature of CPU and GPUs, and the CPU's thermal throttle count."""
         known = [self._nvml.temperature_c()] if self._nvml else []
         for zone in self._tree.glob("/sys/class/thermal/thermal_zone*"):
@@ -186,10 +187,10 @@ class HostDevice(PhysicalBoard):
             self._number(path) for path in self._tree.glob(f"{_CPUS}/cpu*/thermal_throttle/package_throttle_count")
         ]
         counts = [count for count in events if count is not None]
-        return Conditions(
-            max((temperature_c for temperature_c in known if temperature_c is not None), default=None),
+        return BoardSample(
+            temperature_c=max((temperature_c for temperature_c in known if temperature_c is not None), default=None),
             # Every core reports the count of its package.
-            max(counts) if counts else None,
+            throttle_events=max(counts) if counts else None,
         )
 
     def activity(self) -> Activity:

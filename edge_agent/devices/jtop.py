@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, Conditions, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
+from edge_agent.devices.device import Activity, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
 from edge_agent.devices.host import PhysicalBoard
 from wattfleet.common.clock import Clock
 from wattfleet.common.parsing import parse_json
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.modes import ModeArray, PowerMode
+from wattfleet_proto.device_state import BoardSample
 
 _INTERVAL_S = 0.5
 _APPLIED_WITHIN_S = 10.0
@@ -118,7 +119,7 @@ class JtopDevice(PhysicalBoard):
         """Start sampling board power."""
         return JtopMeter(self._client, self.clock)
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> BoardSample:
         """Return the hottest temperature that jtop reports, and whatever else the board itself reports."""
         hottest = [_temperature_c(part) for part in self._client.temperature.values()]
         known = [temperature_c for temperature_c in hottest if temperature_c is not None]

@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, Conditions, Device, Knobs, ModeNotAppliedError, Provenance
+from edge_agent.devices.device import Activity, Device, Knobs, ModeNotAppliedError, Provenance
 from edge_agent.devices.host import PhysicalBoard
 from edge_agent.devices.jetson.board import BoardPower, identify, read_conditions
 from edge_agent.devices.jetson.knobs import Cpu, CpuSettings, Fan, Gpu, Memory, MemorySettings, Step, noting, within
@@ -21,6 +21,7 @@ from wattfleet.common.clock import Clock
 from wattfleet.common.programs import RunProgram
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import BOARDS, ModeArray, ModeSpace, PowerMode, array_to_modes, modes_to_array
+from wattfleet_proto.device_state import BoardSample
 
 # The Nano is not a simulated board; only its maximum is known.
 _NANO_MEMORY_HZ = (1_600_000_000,)
@@ -156,7 +157,7 @@ class SysfsDevice(PhysicalBoard):
         """Start sampling board power."""
         return PolledMeter(self.power.read_mw, self._clock)
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> BoardSample:
         """Return the current temperature and throttle count."""
         return read_conditions(self._tree)
 

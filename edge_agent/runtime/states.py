@@ -6,17 +6,17 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from edge_agent.devices.device import Conditions, Device
+from edge_agent.devices.device import Device
 from edge_agent.session.coordinator_session import CoordinatorSession
 from wattfleet.common.console import count_of
 from wattfleet.common.logs import fields
 from wattfleet.core.errors import WattfleetError
 from wattfleet.core.modes import PowerMode
 from wattfleet_proto.convert import state_to_message
-from wattfleet_proto.device_state import READINGS, BoardSample, DeviceState
+from wattfleet_proto.device_state import BoardSample, DeviceState
 from wattfleet_proto.limits import MAX_DETAIL_CHARACTERS
 from wattfleet_proto.v1 import session_pb2
 
@@ -328,7 +328,7 @@ class BoardSampler:
         self._sleep = sleep
         self._readings = 0
         self._latest: BoardSample | None = None
-        self._conditions: Conditions | None = None
+        self._conditions = BoardSample()
         self._mode: PowerMode | None = None
         self._energy_j: float | None = None
         self._own_energy_from_mj: float | None = None
@@ -374,9 +374,14 @@ class BoardSampler:
             self._conditions = self._device.conditions()
             self._mode = self._device.current_mode()
         self._readings += 1
-        read = {**vars(activity), **({} if self._conditions is None else vars(self._conditions))}
-        sensed = {name: read[name] for name in READINGS if name in read}
-        self._latest = BoardSample(power_w=power_w, mode=self._mode, energy_j=self._energy_j, **sensed)
+        self._latest = replace(
+            self._conditions,
+            power_w=power_w,
+            mode=self._mode,
+            fan_share=activity.fan_share,
+            gpu_use_share=activity.gpu_use_share,
+            energy_j=self._energy_j,
+        )
 
     def _add_energy(self, now_s: float, power_w: float | None) -> None:
         """Add the energy since the previous reading: the mean of both powers times the seconds between them."""

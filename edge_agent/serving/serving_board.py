@@ -14,7 +14,6 @@ import numpy as np
 from edge_agent.devices.device import (
     Activity,
     AppTraining,
-    Conditions,
     Device,
     Knobs,
     PowerMeter,
@@ -41,6 +40,7 @@ from wattfleet.core.modes import (
     WorkloadFacts,
     array_to_modes,
 )
+from wattfleet_proto.device_state import BoardSample
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class DutyDevice:
         """Start sampling board power."""
         return self._board.start_meter()
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> BoardSample:
         """Return the current temperature and throttle count."""
         return self._board.conditions()
 

@@ -43,8 +43,8 @@ class GrantPhase(str, Enum):
 # What a board's sensors said at one moment, as agents report it with their leases.
 #
 # A value is declared once, here. It is checked, shown, exported as a table and served as a metric by this declaration,
-# by agents and by the coordinator. A new one needs a field of the same name in `v1/session.proto`, an attribute of the
-# same name of `edge_agent.devices.device.Conditions` or `Activity`, and its rows in `docs/metrics.md`.
+# by agents and by the coordinator. A new one needs a field of the same name in `v1/session.proto`, a board that reads
+# it (`edge_agent.devices.device.Device.conditions`), rows in `docs/metrics.md` and a panel in `deploy/grafana`.
 
 
 @dataclass(frozen=True)

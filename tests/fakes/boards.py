@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, Conditions, Knobs, PowerTrace, Provenance
+from edge_agent.devices.device import Activity, Knobs, PowerTrace, Provenance
 from edge_agent.devices.host import PhysicalBoard
 from wattfleet.common.clock import VirtualClock
 from wattfleet.core.modes import PowerMode, Workload, modes_to_array
+from wattfleet_proto.device_state import BoardSample
 
 # --- Real time board --------------------------------------------------------------------------------------------------
 # A physical board on a clock that advances only while the app trains.
@@ -44,8 +45,8 @@ class RealTimeBoard(PhysicalBoard):
         self.clock.sleep_s(1.0)  # since mode changes take time on a Jetson
         self.mode = mode
 
-    def conditions(self) -> Conditions:
-        return Conditions(None, None)
+    def conditions(self) -> BoardSample:
+        return BoardSample()
 
     def activity(self) -> Activity:
         return Activity(9_000.0 if self.mode == OTHER else 12_000.0)
@@ -106,10 +107,10 @@ class ScriptedDevice(PhysicalBoard):
         self.applied_as: dict[PowerMode, PowerMode] = {}
         self.steps = 0
         self.running_meters = 0
-        self.conditions_at: Callable[[float], Conditions] = lambda at_s: Conditions(None, None)
+        self.conditions_at: Callable[[float], BoardSample] = lambda at_s: BoardSample()
         self.held = 0
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> BoardSample:
         return self.conditions_at(self.clock.now_s())
 
     def activity(self) -> Activity:

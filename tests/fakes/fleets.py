@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from wattfleet.core.budgets import Supplies, Supply
 from wattfleet.core.choosing import Front
+from wattfleet.core.modes import PowerMode
 from wattfleet.core.planning import SITE, Allowance, History, Offer, Participation, RoundPlan, Selection, plan_round
 from wattfleet.core.planning.policies import (
     AllDevices,
@@ -26,6 +27,22 @@ from wattfleet.core.planning.policies import (
     RandomK,
     Tiers,
 )
+from wattfleet_proto.device_state import READINGS, BoardSample
+
+# --- Board samples ----------------------------------------------------------------------------------------------------
+
+HOT = BoardSample(
+    42.5,
+    71.0,
+    PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000),
+    3,
+    0.5,
+    0.9,
+    1_200.0,
+    **{name: True for name, reading in READINGS.items() if reading.flag},
+)
+"""A sample in which every sensor of a board has a value."""
+
 
 # --- Fronts -----------------------------------------------------------------------------------------------------------
 # Fronts for tests, built from a few numbers instead of a fitted predictor.

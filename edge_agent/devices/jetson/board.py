@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge_agent.devices.device import Conditions
 from edge_agent.devices.tree import Tree
 from wattfleet.core.errors import InvalidInputError
+from wattfleet_proto.device_state import BoardSample
 
 # --- Identity ---------------------------------------------------------------------------------------------------------
 # Identifies the Jetson and its software.
@@ -196,9 +196,9 @@ _ON_CHIP = re.compile(r"(TJ|CPU|GPU|SOC\d|CV\d|AO|AUX|PLL)-therm", re.IGNORECASE
 _SWITCHED_OFF_BELOW_MC = -40_000
 
 
-def read_conditions(tree: Tree) -> Conditions:
+def read_conditions(tree: Tree) -> BoardSample:
     """Return the current temperature and throttle count."""
-    return Conditions(_junction_c(tree), _throttle_events(tree))
+    return BoardSample(temperature_c=_junction_c(tree), throttle_events=_throttle_events(tree))
 
 
 def read_zones(tree: Tree) -> dict[str, float | None]:

@@ -20,11 +20,12 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.devices.device import Activity, AppTraining, Conditions, Knobs, PowerMeter, PowerTrace, Provenance
+from edge_agent.devices.device import Activity, AppTraining, Knobs, PowerMeter, PowerTrace, Provenance
 from wattfleet.common.clock import Clock, VirtualClock
 from wattfleet.common.parsing import parse_json
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import ModeArray, PowerMode, Workload, array_to_modes
+from wattfleet_proto.device_state import BoardSample
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -442,9 +443,9 @@ class VirtualBoard(ABC):
         self._timeline.forget_before(min(each.start_s for each in self._running_meters))
         return meter
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> BoardSample:
         """Report nothing, since virtual boards have no temperature and never throttle."""
-        return Conditions(temperature_c=None, throttle_events=None)
+        return BoardSample()
 
     def activity(self) -> Activity:
         """Return the settled power of its current work, and the energy drawn since it was switched on."""

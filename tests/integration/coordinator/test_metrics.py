@@ -27,7 +27,7 @@ from coordinator.service_figures import ServiceFigures
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import ObservedTraining
-from tests.fakes.fleets import front
+from tests.fakes.fleets import HOT, front
 from tests.fakes.prometheus import DocumentedMetric, documented_metrics, promtool
 from tests.fakes.served import CertifiedFleet, certified, serving
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, confirm_all, make_ready, small_fleet
@@ -36,16 +36,13 @@ from wattfleet.common.identity.identity_folder import Identity
 from wattfleet.common.identity.peers import Role
 from wattfleet.core.budgets import InForce
 from wattfleet.core.duties import KeptDuty
-from wattfleet.core.modes import PowerMode, Workload
+from wattfleet.core.modes import Workload
 from wattfleet.core.planning import Allowance
 from wattfleet.core.planning.policies import FastestK
-from wattfleet_proto.device_state import BoardSample, DeviceState, GrantPhase
+from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 # --- Metrics ----------------------------------------------------------------------------------------------------------
 # The metrics that Prometheus reads: every documented name with its labels, and no sample for an unknown value.
-
-
-HOT = BoardSample(42.5, 71.0, PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000), 3, 0.5, 0.9, 1_200.0)
 
 KEPT = KeptDuty("camera", 500, 0.95, 29.5, 12, 2, (*[1] * 11, *[0] * 6), 1500.0, 350.0, 4, 0.5, 1)
 """One answer up to every limit of 500 ms, and one error."""

@@ -8,6 +8,7 @@ import re
 import runpy
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from edge_agent.runtime.agent import run_agent
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.fittings import fitting_here
-from tests.fakes.fleets import front
+from tests.fakes.fleets import HOT, front
 from tests.fakes.polling import eventually, until
 from tests.fakes.prometheus import (
     Prometheus,
@@ -46,9 +47,9 @@ from wattfleet.common.addresses import split_address
 from wattfleet.common.identity.identity_folder import write_identity
 from wattfleet.common.identity.peers import Role
 from wattfleet.core.duties import KeptDuty
-from wattfleet_proto.convert import front_to_message, kept_duty_to_message
+from wattfleet_proto.convert import board_sample_to_message, front_to_message, kept_duty_to_message
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
+from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 # --- Dashboard and rules ----------------------------------------------------------------------------------------------
 # Prometheus's rules and Grafana's dashboard are valid, and refer only to metrics that the coordinator serves.
@@ -219,15 +220,7 @@ def expected_answers() -> dict[str, str]:
 
 def sample(number: int) -> session_pb2.BoardSample:
     """The sensor values of a hot board after some rounds."""
-    return session_pb2.BoardSample(
-        power_w=20.0 + number,
-        temperature_c=70.0,
-        mode=power_pb2.PowerMode(cores=4, cpu_khz=1_036_800, gpu_hz=510_000_000, mem_hz=2_133_000_000),
-        throttle_events=number,
-        fan_share=0.5,
-        gpu_use_share=0.9,
-        energy_j=100.0 * number,
-    )
+    return board_sample_to_message(replace(HOT, power_w=20.0 + number, throttle_events=number, energy_j=100.0 * number))
 
 
 async def others(client: Client) -> Agent:

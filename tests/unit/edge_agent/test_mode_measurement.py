@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.raw_logs import read_raw_logs
-from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
+from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import (
@@ -23,6 +23,7 @@ from edge_agent.profiling.profiler import ProductiveProfiler, Profiler
 from edge_agent.workloads.loading import StepTimes
 from wattfleet.common.clock import VirtualClock
 from wattfleet.core.modes import Profile, array_to_modes
+from wattfleet_proto.device_state import BoardSample
 
 # --- Settling ---------------------------------------------------------------------------------------------------------
 
@@ -136,7 +137,7 @@ class LoggedDevice:
         return [] if self.log.mode == mode else [f"{self.log.mode.label()} is in force"]
 
     def conditions(self):
-        return Conditions(None, None)
+        return BoardSample()
 
     def start_meter(self):
         return self
@@ -331,7 +332,7 @@ def test_an_app_that_leaves_early_gets_its_mode_back(board, modes, journal, leav
 
 def test_a_hot_board_goes_on_training_in_its_own_mode_and_measures_once_it_is_cool(board, modes, journal):
     own, clock = board.current_mode(), board.clock
-    board.conditions = lambda: Conditions(90.0 if 5 <= clock.now_s() < 200 else 60.0, None)
+    board.conditions = lambda: BoardSample(temperature_c=90.0 if 5 <= clock.now_s() < 200 else 60.0)
     in_own_mode = 0
     for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step):
         if clock.now_s() < 200 and journal.discarded:
@@ -343,7 +344,9 @@ def test_a_hot_board_goes_on_training_in_its_own_mode_and_measures_once_it_is_co
 
 
 def test_a_mode_that_throttles_every_time_is_left_out_and_the_training_goes_on(board, modes, journal):
-    board.conditions = lambda: Conditions(None, int(board.clock.now_s()) if board.current_mode() == modes[1] else 0)
+    board.conditions = lambda: BoardSample(
+        throttle_events=int(board.clock.now_s()) if board.current_mode() == modes[1] else 0
+    )
     settings = ProfilerSettings(limits=Limits(attempts=2))
     used = list(ProductiveProfiler(board, modes, journal, settings).profiled(range(ENOUGH), board.step))
     assert len(used) == ENOUGH
@@ -393,7 +396,7 @@ def test_a_board_whose_own_mode_cannot_be_put_back_is_an_error(board, modes, jou
 
 def test_a_board_that_no_longer_tells_its_temperature_is_measured_once_it_does(board, modes, journal):
     own, clock = board.current_mode(), board.clock
-    board.conditions = lambda: Conditions(None if 5 <= clock.now_s() < 200 else 60.0, None)
+    board.conditions = lambda: BoardSample(temperature_c=None if 5 <= clock.now_s() < 200 else 60.0)
     in_own_mode = 0
     for _ in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH), board.step):
         if clock.now_s() < 200 and journal.discarded:

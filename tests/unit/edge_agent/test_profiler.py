@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import reference_models
-from edge_agent.devices.device import Conditions, ModeNotAppliedError
+from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.sysfs import mode_argument
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
@@ -39,6 +39,7 @@ from tests.fixtures.edge_agent import PROFILED
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import PowerMode, array_to_modes, modes_to_array
 from wattfleet.core.prediction import read_artefact
+from wattfleet_proto.device_state import BoardSample
 
 # --- Profiler ---------------------------------------------------------------------------------------------------------
 
@@ -352,7 +353,7 @@ def test_a_profile_of_a_simulated_board_is_the_same_every_time():
 
 
 def hot_between(begin_s, end_s):
-    return lambda at_s: Conditions(92.0 if begin_s <= at_s < end_s else 60.0, None)
+    return lambda at_s: BoardSample(temperature_c=92.0 if begin_s <= at_s < end_s else 60.0)
 
 
 def test_a_board_that_gets_too_hot_rests_and_the_mode_is_measured_again(tmp_path):
@@ -374,13 +375,13 @@ def test_a_board_that_gets_too_hot_rests_and_the_mode_is_measured_again(tmp_path
 
 def test_a_warm_board_below_its_limit_is_not_made_to_wait():
     device = ScriptedDevice()
-    device.conditions_at = lambda at_s: Conditions(80.0, 0)
+    device.conditions_at = lambda at_s: BoardSample(temperature_c=80.0, throttle_events=0)
     assert Profiler(device).measure(SCRIPTED_MODE, device.step).seconds == pytest.approx(13)
 
 
 def test_a_board_that_stays_hot_ends_the_profile_within_the_patience(tmp_path):
     device = ScriptedDevice()
-    device.conditions_at = lambda at_s: Conditions(92.0, None)
+    device.conditions_at = lambda at_s: BoardSample(temperature_c=92.0)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         settings = ProfilerSettings(limits=Limits(cooling_patience_s=60))
         with pytest.raises(TooHotError, match="still at 92 degrees after resting 60 s"):
@@ -391,7 +392,7 @@ def test_a_board_that_stays_hot_ends_the_profile_within_the_patience(tmp_path):
 
 def test_what_a_throttling_board_shows_is_discarded():
     device = ScriptedDevice()
-    device.conditions_at = lambda at_s: Conditions(None, 7 if at_s < 12 else 9)
+    device.conditions_at = lambda at_s: BoardSample(throttle_events=7 if at_s < 12 else 9)
     with pytest.raises(DisturbedError, match="throttled 2 times"):
         Profiler(device).measure(SCRIPTED_MODE, device.step)
     # Events before the measurement do not count.
@@ -400,7 +401,9 @@ def test_what_a_throttling_board_shows_is_discarded():
 
 def test_a_mode_that_always_throttles_is_excluded_and_each_attempt_recorded(tmp_path):
     device = ScriptedDevice()
-    device.conditions_at = lambda at_s: Conditions(None, int(at_s) if device.in_force == SCRIPTED_MODE else 0)
+    device.conditions_at = lambda at_s: BoardSample(
+        throttle_events=int(at_s) if device.in_force == SCRIPTED_MODE else 0
+    )
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         (record,) = Profiler(device).profile([SCRIPTED_MODE, OTHER_SCRIPTED_MODE], device.step, journal)
         assert record.mode == OTHER_SCRIPTED_MODE
@@ -411,7 +414,9 @@ def test_a_mode_that_always_throttles_is_excluded_and_each_attempt_recorded(tmp_
 def test_a_profile_ends_on_a_board_that_does_not_bear_its_highest_mode(tmp_path):
     device = SimulatedDevice("orin-nano", 0)
     highest = device.current_mode()
-    device.conditions = lambda: Conditions(None, int(device.clock.now_s()) if device.current_mode() == highest else 0)
+    device.conditions = lambda: BoardSample(
+        throttle_events=int(device.clock.now_s()) if device.current_mode() == highest else 0
+    )
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         profile_seven(device, journal)
         assert len(journal.records) == 7
@@ -431,13 +436,13 @@ def test_the_fan_is_held_from_the_first_mode_to_the_last_and_given_back(tmp_path
 @pytest.mark.parametrize(
     ("gone", "reason"),
     [
-        (Conditions(None, 0), "temperature sensor can no longer be read"),
-        (Conditions(60.0, None), "throttle counter can no longer be read"),
+        (BoardSample(throttle_events=0), "temperature sensor can no longer be read"),
+        (BoardSample(temperature_c=60.0), "throttle counter can no longer be read"),
     ],
 )
 def test_a_sensor_that_is_gone_during_a_measurement_disturbs_it(gone, reason):
     device = ScriptedDevice()
-    device.conditions_at = lambda at_s: Conditions(60.0, 0) if at_s < 10 else gone
+    device.conditions_at = lambda at_s: BoardSample(temperature_c=60.0, throttle_events=0) if at_s < 10 else gone
     with pytest.raises(DisturbedError, match=reason):
         Profiler(device).measure(SCRIPTED_MODE, device.step)
     assert device.clock.now_s() == pytest.approx(11.5, abs=0.6)
@@ -448,13 +453,15 @@ def test_a_sensor_that_is_gone_during_a_measurement_disturbs_it(gone, reason):
 def test_a_sensor_that_cannot_be_read_now_and_then_disturbs_nothing():
     device = ScriptedDevice()
     looks = itertools.count()
-    device.conditions_at = lambda at_s: Conditions(None, None) if next(looks) % 3 else Conditions(60.0, 0)
+    device.conditions_at = lambda at_s: (
+        BoardSample() if next(looks) % 3 else BoardSample(temperature_c=60.0, throttle_events=0)
+    )
     assert Profiler(device).measure(SCRIPTED_MODE, device.step).power_mw == 13_000
 
 
 def test_a_board_is_not_cool_while_its_temperature_cannot_be_read_any_more(tmp_path):
     device = ScriptedDevice()
-    device.conditions_at = lambda at_s: Conditions(None if 10 <= at_s < 300 else 60.0, None)
+    device.conditions_at = lambda at_s: BoardSample(temperature_c=None if 10 <= at_s < 300 else 60.0)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         list(Profiler(device).profile([SCRIPTED_MODE], device.step, journal))
         assert len(journal.discarded) == 1
@@ -463,7 +470,7 @@ def test_a_board_is_not_cool_while_its_temperature_cannot_be_read_any_more(tmp_p
 
 def test_a_temperature_that_never_comes_back_ends_the_profile_within_the_patience(tmp_path):
     device = ScriptedDevice()
-    device.conditions_at = lambda at_s: Conditions(92.0 if at_s < 20 else None, None)
+    device.conditions_at = lambda at_s: BoardSample(temperature_c=92.0 if at_s < 20 else None)
     settings = ProfilerSettings(limits=Limits(cooling_patience_s=60))
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         with pytest.raises(TooHotError, match="the temperature cannot be read after resting 60 s"):
@@ -474,7 +481,7 @@ def test_a_temperature_that_never_comes_back_ends_the_profile_within_the_patienc
 def test_the_mode_after_one_that_is_left_out_begins_cool(tmp_path):
     device = ScriptedDevice()
     apply, hot_until_s, began_at_c = device.apply, 0.0, []
-    device.conditions_at = lambda at_s: Conditions(92.0 if at_s < hot_until_s else 60.0, None)
+    device.conditions_at = lambda at_s: BoardSample(temperature_c=92.0 if at_s < hot_until_s else 60.0)
 
     def noted(mode):
         began_at_c.append((mode, device.conditions().temperature_c))

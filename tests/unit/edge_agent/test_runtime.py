@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.devices.device import Conditions
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.runtime.agent import installation_name, restore_duty
 from edge_agent.runtime.peer_credentials import PeerCredentials, PeerNotAllowedError, SocketUsers
@@ -306,7 +305,7 @@ def sampled(device: ScriptedDevice, sampler: BoardSampler, seconds: int) -> Boar
 
 def test_energy_is_the_area_below_the_power() -> None:
     device = ScriptedDevice(power_at=lambda at_s: 1_000.0 * at_s)
-    device.conditions_at = lambda at_s: Conditions(61.5, 3)
+    device.conditions_at = lambda at_s: BoardSample(temperature_c=61.5, throttle_events=3)
     # The power rises by 1 W per second: 50 J after ten seconds.
     assert sampled(device, BoardSampler(device), 10) == BoardSample(10.0, 61.5, OTHER_SCRIPTED_MODE, 3, energy_j=50.0)
 
@@ -343,10 +342,10 @@ def test_a_simulated_board_counts_the_energy_of_its_own_time() -> None:
 async def test_a_board_that_cannot_be_read_is_tried_again() -> None:
     device, faults = ScriptedDevice(), [OSError("gone")]
 
-    def conditions(at_s: float) -> Conditions:
+    def conditions(at_s: float) -> BoardSample:
         if faults:
             raise faults.pop()
-        return Conditions(50.0, None)
+        return BoardSample(temperature_c=50.0)
 
     device.conditions_at = conditions
     seen: list[BoardSample | None] = []

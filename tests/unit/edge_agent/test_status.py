@@ -31,12 +31,13 @@ from edge_agent.session.status import SessionNews
 from edge_agent.training.mode_change import BACKUP_FILE, backed_up
 from tests.fakes.agent_settings import only_workload
 from tests.fakes.faked_jetson import NANO, ORIN_NANO, FakedJetson, open_sysfs
+from tests.fakes.fleets import HOT
 from tests.fakes.prometheus import DocumentedMetric, documented_metrics_of_agents, promtool
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.common.clock import VirtualClock
 from wattfleet.core.duties import KeptDuty
 from wattfleet.core.modes import PowerMode, Workload, array_to_modes
-from wattfleet_proto.device_state import BoardSample, DeviceState
+from wattfleet_proto.device_state import DeviceState
 
 # --- `status` ---------------------------------------------------------------------------------------------------------
 # `wattfleet agent status`: the state of the device and its agent, even if parts of it cannot be read.
@@ -413,7 +414,6 @@ def test_an_unexpected_error_costs_a_sample_and_not_the_meter(clock, caplog):
 # --- Agent collector --------------------------------------------------------------------------------------------------
 # The metrics that an agent exports: all documented names, known values, and no sample where a value is unknown.
 
-HOT = BoardSample(42.5, 71.0, PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000), 3, 0.5, 0.9, 1_200.0)
 KEPT = KeptDuty("camera", 500, 0.95, 29.5, 12, 2, (*[1] * 11, *[0] * 6), 1500.0, 350.0, 4, 0.5, 1)
 BUSY = AgentFigures(HOT, DeviceState.PROFILING, 7, 20, True, 2, 5, 30.0, KEPT)
 IDLE = AgentFigures(None, DeviceState.ENROLLED, 0, None, False, 0, 0, None, None)
