@@ -244,7 +244,7 @@ async def test_rounds_of_a_run_in_the_archive_are_shown_and_stay_there(config: C
         await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="4712", strategy="FedAdam", rounds=1))
     async with serving_client(config) as client:
         runs = await client.runs()
-        assert [(run.run_id, run.strategy, run.rounds, run.finished, run.error) for run in runs] == [
+        assert [(run.run_id, run.strategy, run.rounds_asked_for, run.finished, run.error) for run in runs] == [
             (RUN, "FedAvg", 3, True, "ValueError: no"),
             ("4712", "FedAdam", 1, False, ""),
         ]

@@ -388,7 +388,10 @@ async def test_sessions_are_answered_while_a_snapshot_is_taken() -> None:
         fleet.agents.report_state(device_id, DeviceState.READY, 50, "parked")
         fleet.samples.report(device_id, _SAMPLE)
 
-    repository: Any = SimpleNamespace(fleet=fleet)
+    async def no_times(what: object) -> dict[str, Any]:
+        return {}
+
+    repository: Any = SimpleNamespace(fleet=fleet, read=no_times)
     budgets: Any = _Budgets()
     nobody: Any = None
     queries = Queries(
