@@ -22,7 +22,7 @@ from coordinator.state.rounds.ledger import LatestResults, RoundStatistics
 from wattfleet.common.build_metric import build_family
 from wattfleet.core.duties import LATENCY_LIMITS_MS
 from wattfleet.core.planning import Assignment, Selection
-from wattfleet_proto.device_state import BoardSample, DeviceState
+from wattfleet_proto.device_state import FIGURES, DeviceState
 
 # --- Device families --------------------------------------------------------------------------------------------------
 # Metric families of individual devices: properties, grants, predictions and observations.
@@ -88,10 +88,10 @@ def device_families(views: Sequence[DeviceView]) -> Iterator[Metric]:
     for name, text, of_training in _TRAINING_GAUGES:
         trained = ((of, of_training(planned, seen)) for of, planned, seen in compared)
         yield _device_family(GaugeMetricFamily, name, text, trained)
-    sampled = [(of, list(sample.figures())) for of in views if (sample := of.sample) is not None]
-    for index, (reading, _) in enumerate(BoardSample().figures()):
+    sampled = [(of, sample) for of in views if (sample := of.sample) is not None]
+    for reading, of_sample in FIGURES:
         kind = CounterMetricFamily if reading.is_count else GaugeMetricFamily
-        yield _device_family(kind, reading.metric, reading.text, ((of, each[index][1]) for of, each in sampled))
+        yield _device_family(kind, reading.metric, reading.text, ((of, of_sample(sample)) for of, sample in sampled))
     yield _device_family(
         CounterMetricFamily,
         "training_energy_joules",

@@ -28,7 +28,7 @@ from wattfleet.common.identity.identity_folder import read_identity
 from wattfleet.common.parsing import parse_json
 from wattfleet.core.duties import LATENCY_LIMITS_MS, KeptDuty
 from wattfleet.core.errors import InvalidInputError, WattfleetError
-from wattfleet_proto.device_state import BoardSample, DeviceState
+from wattfleet_proto.device_state import FIGURES, BoardSample, DeviceState
 
 _log = logging.getLogger(__name__)
 
@@ -240,9 +240,9 @@ def _agent_families(figures: AgentFigures) -> Iterator[Metric]:
 
 def _board_families(sample: BoardSample | None) -> Iterator[Metric]:
     """Return the families with the board's latest sensor readings; a missing sensor has no sample."""
-    for reading, value in (sample or BoardSample()).figures():
+    for reading, value_of in FIGURES:
         family = _counter if reading.is_count else _gauge
-        yield family(f"wattfleet_board_{reading.metric}", reading.text, value)
+        yield family(f"wattfleet_board_{reading.metric}", reading.text, value_of(sample or BoardSample()))
 
 
 def _duty_families(duty: KeptDuty | None) -> Iterator[Metric]:

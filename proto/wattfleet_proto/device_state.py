@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from wattfleet.core.errors import InvalidInputError
@@ -114,25 +115,29 @@ class BoardSample:
         "Joules that the board has drawn since its agent started", "energy_joules", at_most=1e15, is_count=True
     )
 
-    def figures(self) -> Iterator[tuple[Reading, float | None]]:
-        """What is exported as metrics: each value, the mode's knobs, and whether the power can be read."""
-        mode = self.mode
-        yield Reading("1 while the board's power can be read, else 0", "power_readable"), self.power_w is not None
-        yield Reading("Number of CPU cores that are online", "online_cores"), None if mode is None else mode.cores
-        for text, metric, hertz in (
-            ("CPU clock of the mode in force", "cpu_clock_hertz", None if mode is None else mode.cpu_khz * 1e3),
-            ("GPU clock of the mode in force", "gpu_clock_hertz", None if mode is None else mode.gpu_hz),
-            ("Memory clock of the mode in force", "memory_clock_hertz", None if mode is None else mode.mem_hz),
-        ):
-            yield Reading(text, metric), hertz
-        for name, reading in READINGS.items():
-            yield reading, getattr(self, name)
-
 
 READINGS: Mapping[str, Reading] = {
     each.name: each.metadata["reading"] for each in fields(BoardSample) if "reading" in each.metadata
 }
 """The readings of a sample by name, in the order in which they are shown; the mode is none."""
+
+
+def _of_mode(knob: Callable[[PowerMode], float]) -> Callable[[BoardSample], float | None]:
+    return lambda sample: None if sample.mode is None else knob(sample.mode)
+
+
+FIGURES: tuple[tuple[Reading, Callable[[BoardSample], float | None]], ...] = (
+    (
+        Reading("1 while the board's power can be read, else 0", "power_readable"),
+        lambda sample: sample.power_w is not None,
+    ),
+    (Reading("Number of CPU cores that are online", "online_cores"), _of_mode(lambda mode: mode.cores)),
+    (Reading("CPU clock of the mode in force", "cpu_clock_hertz"), _of_mode(lambda mode: mode.cpu_khz * 1e3)),
+    (Reading("GPU clock of the mode in force", "gpu_clock_hertz"), _of_mode(lambda mode: mode.gpu_hz)),
+    (Reading("Memory clock of the mode in force", "memory_clock_hertz"), _of_mode(lambda mode: mode.mem_hz)),
+    *((reading, attrgetter(name)) for name, reading in READINGS.items()),
+)
+"""What is exported as metrics, and how a sample says it; None is not exported."""
 
 
 # --- Preset point -----------------------------------------------------------------------------------------------------

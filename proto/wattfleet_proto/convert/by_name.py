@@ -15,7 +15,6 @@ from wattfleet.core.errors import InvalidInputError
 
 _Filled = TypeVar("_Filled", bound=Message)
 
-
 _MISSING = object()
 
 
@@ -103,19 +102,24 @@ def _is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
-def _prefix(enum: EnumDescriptor) -> str:
-    """What the names of all members begin with, such as `DEVICE_STATE_`."""
-    return enum.values[0].name.removesuffix("UNSPECIFIED")
+@lru_cache
+def _words(enum: EnumDescriptor) -> dict[int, str]:
+    """The word of each member but the first, which stands for none: "ready" for `DEVICE_STATE_READY`."""
+    prefix = enum.values[0].name.removesuffix("UNSPECIFIED")
+    return {each.number: each.name.removeprefix(prefix).lower() for each in enum.values[1:]}
+
+
+@lru_cache
+def _numbers(enum: EnumDescriptor) -> dict[str, int]:
+    return {word: number for number, word in _words(enum).items()}
 
 
 def _number(enum: EnumDescriptor, word: Any) -> int:
-    value = word.value if isinstance(word, Enum) else word
-    return enum.values_by_name[f"{_prefix(enum)}{value.upper()}"].number
+    return _numbers(enum)[word.value if isinstance(word, Enum) else word]
 
 
 def _word(enum: EnumDescriptor, number: int) -> str:
-    value = enum.values_by_number.get(number)
-    words = [each.name.removeprefix(_prefix(enum)).lower() for each in enum.values[1:]]
-    if value is None or number == 0:
-        raise InvalidInputError(f"unknown {enum.name} {number}: expected one of {', '.join(words)}")
-    return words[value.index - 1]
+    words = _words(enum)
+    if number not in words:
+        raise InvalidInputError(f"unknown {enum.name} {number}: expected one of {', '.join(words.values())}")
+    return words[number]
