@@ -378,7 +378,7 @@ class _Agent:
             installation=device_id,
         )
         welcome = LatestWelcome(WelcomeFile(folder / WELCOME_FILE))
-        outbox = Outbox(OutboxFile(folder / OUTBOX_FILE), settings.session)
+        outbox = Outbox(OutboxFile(folder / OUTBOX_FILE))
         self._session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session)
         report_change = self._session.grants.on_change
         self._session.grants = GrantKeeper(fleet.loop.time)

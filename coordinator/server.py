@@ -49,7 +49,7 @@ from coordinator.page.application import http_served
 from coordinator.page.queries import Queries
 from coordinator.references import Reference, ServedReferences, open_reference
 from coordinator.repository.repository import FleetRepository, delete_old_runs_daily, drop_expired_hourly, open_store
-from coordinator.repository.writer import Writer
+from coordinator.repository.writer import OWNER_CHECK_S, Writer
 from coordinator.service_figures import ServiceFigures
 from coordinator.services.audit import AuditLog
 from coordinator.services.event_log import EventLog, StateTimes
@@ -397,7 +397,7 @@ class FleetInService:
         held.callback(store.close)
         if settings.store.standby:
             # The previous coordinator may still listen there until it notices that it has lost the store.
-            await await_free(preparation.addresses, settings.store.owner_check_s + settings.server.stop_limit_s)
+            await await_free(preparation.addresses, OWNER_CHECK_S + settings.server.stop_limit_s)
         if preparation.credentials is not None:
             # While this coordinator was a standby, the other may have renewed or replaced the folder's contents.
             preparation.credentials.read_again()
@@ -412,7 +412,7 @@ class FleetInService:
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions, settings.grants.lifetime_s / 3)
         figures = ServiceFigures()
-        writer = Writer(store, settings=settings.store, figures=figures)
+        writer = Writer(store, figures=figures)
         held.push_async_callback(writer.close)
         shared = SharedModes(settings.sessions.share_modes)
         identities = preparation.identities
@@ -424,10 +424,10 @@ class FleetInService:
             revoked=lambda: identities.revoked(VIEWING, utc_now()),
         )
         held.push_async_callback(orders.close)
-        repository = FleetRepository(fleet, writer, settings.store)
+        repository = FleetRepository(fleet, writer)
         state_times = StateTimes(fleet.agents.devices, settings.profiling.modes)
         events = EventLog(fleet, repository.save_soon, state_times.throttled_unix_s, kept.devices)
-        trimmer = Trimmer(repository, orders, settings=settings.site, events=events)
+        trimmer = Trimmer(repository, orders, events=events)
         budgets = BudgetWatch(
             preparation.basis.site.budgets,
             trimmer.budget_changed,
@@ -543,7 +543,6 @@ class RpcServices:
             reconnect_all,
             leases,
             orders,
-            settings.site,
             serving.metadata,
             revoke=lambda device_ids: identities.forget(device_ids, utc_now()),
             events=events,

@@ -14,7 +14,7 @@ from wattfleet_proto.limits import LEASE_S, MAX_SHARED_MODES, PROFILE_MODES
 
 
 class SiteSettings(Group):
-    """Site: its power budgets, and how often they are checked."""
+    """Site: its power budgets."""
 
     budget_w: float | None = setting(
         None,
@@ -29,16 +29,7 @@ class SiteSettings(Group):
         option="--site-file",
         unset="none; pass this or --site-budget-w",
     )
-    budget_check_s: float = setting(
-        1.0, "Time between two checks for a changed schedule or a stale reading.", unit="s", gt=0
-    )
     query_timeout_s: float = setting(5.0, "Time for one query of Prometheus to be answered.", unit="s", gt=0)
-    trim_check_s: float = setting(
-        1.0, "Time between two checks whether rounds in flight exceed their budget.", unit="s", gt=0
-    )
-    max_override_days: float = setting(
-        366.0, "Longest time for which `wattfleet coordinator budget set` may override a budget.", unit="days", gt=0
-    )
 
 
 class GrantSettings(Group):
@@ -65,10 +56,6 @@ class GrantSettings(Group):
         unit="s",
         ge=0,
     )
-    longest_factor: float = setting(
-        2.0, "End a training after its planned duration or deadline times this factor, plus longest_extra_s.", ge=1
-    )
-    longest_extra_s: float = setting(600.0, "Additional time after which a training is ended.", unit="s", ge=0)
     longest_unknown_s: float = setting(
         21_600.0,
         "Do not end a training before this time if its device does not know yet how many minibatches its epoch has.",
@@ -192,21 +179,10 @@ class SessionSettings(Group):
         unit="1/s",
         gt=0,
     )
-    missed_leases: int = setting(3, "End a session after this many leases without a message.", ge=1)
-    reconnects_per_s: float = setting(
-        400.0, "Limit on reconnections per second after a restart; agents spread them.", unit="1/s", gt=0
-    )
     return_grace_s: float = setting(
         60.0, "Time to wait after a restart for devices that were connected before.", unit="s", ge=0
     )
     check_s: float = setting(1.0, "Time between two checks for devices that have gone silent.", unit="s", gt=0)
-    store_timeout_s: float = setting(
-        3.0,
-        "Time to wait until a report is stored. After that, the lease is renewed first, and the report is acknowledged"
-        " later.",
-        unit="s",
-        gt=0,
-    )
     max_new_devices_per_connection: int = setting(
         100,
         "Limit on devices that one connection may enrol for the first time. Every agent has its own connection.",
@@ -230,9 +206,6 @@ class SessionSettings(Group):
         "Number of measured modes of each workload that devices of one kind learn from each other. 0 switches it off.",
         ge=0,
         le=MAX_SHARED_MODES,
-    )
-    max_unstored_reports: int = setting(
-        1500, "Limit on the reports of one session that wait for the store. With more, the session ends.", ge=1
     )
 
 
@@ -285,10 +258,12 @@ class PeerSettings(Group):
 class RoundSettings(Group):
     """Rounds: when one that Flower's server never finished is abandoned."""
 
-    overdue_factor: float = setting(
-        2.0, "Abandon a round after this many times its planned duration or deadline, plus overdue_s.", ge=1
+    overdue_s: float = setting(
+        600.0,
+        "Abandon a round this long after twice its planned duration or its deadline.",
+        unit="s",
+        ge=0,
     )
-    overdue_s: float = setting(600.0, "Additional time after which a round is abandoned.", unit="s", ge=0)
     max_live_runs: int = setting(256, "Limit on the runs that have not ended; further ones are refused.", ge=1)
     fronts_wait_s: float = setting(
         5.0,
@@ -334,19 +309,10 @@ class StoreSettings(Group):
         gt=0,
         le=1_000_000,
     )
-    lock_timeout_s: float = setting(5.0, "Time to wait for another program's lock on the database.", unit="s", ge=0.001)
     check_rows: bool = setting(
         True,
         "Check every row of an SQLite file at the start, which takes about half a second for each 100,000 observations."
         " Otherwise only its structure is checked.",
-    )
-    retry_s: float = setting(1.0, "Time between two attempts to write after one failed.", unit="s", gt=0)
-    owner_check_s: float = setting(
-        2.0, "Time between two checks that no other coordinator has taken the store over.", unit="s", gt=0
-    )
-    standby_check_s: float = setting(1.0, "Time between two attempts of a standby to take over.", unit="s", gt=0)
-    archive_check_s: float = setting(
-        1.0, "Time between two checks for rounds that no longer need to be in memory.", unit="s", gt=0
     )
 
 

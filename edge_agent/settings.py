@@ -15,9 +15,6 @@ from wattfleet_proto.names import DEFAULT_SOCKET
 
 ENVIRONMENT_PREFIX = "WATTFLEET_AGENT_"
 
-IDLE_S = 20.0
-"""Default time to measure idle power, device-clock seconds."""
-
 
 class DeviceSettings(Group):
     """Device: its name, its board and its files."""
@@ -90,13 +87,6 @@ class ProfileSettings(Group):
         ge=0,
         le=1_000,
     )
-    idle_s: float = setting(IDLE_S, "Measure idle power for this time, on the device's clock.", unit="s", gt=0)
-    fit_timeout_s: float = setting(
-        600.0,
-        "Limit the time of one fit of the predictor. One core at its lowest clock needs about a minute.",
-        unit="s",
-        gt=0,
-    )
 
 
 class WorkloadSettings(Group):
@@ -148,26 +138,8 @@ class SessionSettings(Group):
         "read and change everything.",
         option="--insecure",
     )
-    welcome_timeout_s: float = setting(
-        60.0,
-        "Wait this long for the answer to a Hello. A restarted coordinator needs a while to welcome a large fleet.",
-        unit="s",
-        gt=0,
-    )
     silence_timeout_s: float = setting(
         15.0, "Reconnect after this time without any answer, or after three leases if that is longer.", unit="s", gt=0
-    )
-    acknowledge_timeout_s: float = setting(
-        30.0,
-        "Wait at most this long at the end of a round for the coordinator to acknowledge the observation.",
-        unit="s",
-        gt=0,
-    )
-    grant_timeout_s: float = setting(
-        10.0,
-        "Wait at most this long at the start of a training for the coordinator's grant, which may be on its way.",
-        unit="s",
-        ge=0,
     )
     stop_timeout_s: float = setting(
         300.0,
@@ -176,20 +148,11 @@ class SessionSettings(Group):
         unit="s",
         gt=0,
     )
-    reference_timeout_s: float = setting(
-        30.0,
-        "Limit the time of one request for the reference predictor; the next request continues where it stopped.",
-        unit="s",
-        gt=0,
-    )
     reference_retry_s: float = setting(
         300.0,
         "Check refused references again after about this time. Earlier ones stay in force meanwhile.",
         unit="s",
         gt=0,
-    )
-    max_queued_observations: int = setting(
-        1000, "Keep at most this many observations while the coordinator is unreachable. The oldest are dropped.", ge=1
     )
 
 
@@ -205,18 +168,6 @@ class MetricsSettings(Group):
     )
 
 
-class RecoverySettings(Group):
-    """Recovery: what happens after a knob or a sensor has failed."""
-
-    retry_s: float = setting(
-        30.0,
-        "Wait this long between two attempts to recover the device. While profiling keeps failing, the time doubles up"
-        " to seven times.",
-        unit="s",
-        ge=0,
-    )
-
-
 class AgentSettings(Settings):
     """All settings of an agent."""
 
@@ -225,7 +176,6 @@ class AgentSettings(Settings):
     workload: WorkloadSettings = WorkloadSettings()
     session: SessionSettings = SessionSettings()
     metrics: MetricsSettings = MetricsSettings()
-    recovery: RecoverySettings = RecoverySettings()
     log: LogSettings = LogSettings()
 
     @property

@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 _THIS_BOOT = "this one"
 
+CHECK_S = 1.0
+"""Time between two checks for a changed schedule or a stale reading, s."""
+
 
 @dataclass(frozen=True)
 class BudgetStatus:
@@ -88,7 +91,7 @@ class BudgetWatch:
             sleep: waits for some seconds.
             query: runs a query once; returns or fails within some seconds. None for `fetch`.
             overrides: what the operator has set before; overrides of unknown supplies are dropped.
-            settings: time between two checks of the clock, and the timeout of a query.
+            settings: the timeout of a query.
             since_boot_s: seconds since the machine started; None if `now` cannot jump.
             is_clock_doubtful: `overrides` may have ended long ago: they may lower watts, but not raise them.
             on_event: called after `on_change` with the same change.
@@ -99,7 +102,6 @@ class BudgetWatch:
         self._now = now
         self._sleep = sleep
         self._query_once = query or partial(fetch, timeout_s=settings.query_timeout_s, names=NameLookups())
-        self._check_s = settings.budget_check_s
         self._readings: dict[str, Reading] = {}
         self._errors: dict[str, BudgetSourceError] = {}
         self._in_force: dict[str, InForce] = {}
@@ -185,7 +187,7 @@ class BudgetWatch:
     async def _check_clock(self) -> None:
         """Check all supplies periodically."""
         while True:
-            await self._sleep(self._check_s)
+            await self._sleep(CHECK_S)
             for name in self._budgets:
                 self._update_safely(name)
 

@@ -86,6 +86,9 @@ def _retrieve_error(task: asyncio.Task[None]) -> None:
 
 # --- Repository -------------------------------------------------------------------------------------------------------
 
+EVICT_S = 1.0
+"""Time between two checks for rounds that no longer need to be in memory, s."""
+
 
 class FleetRepository:
     """The fleet in memory and the store behind it, shared by the services.
@@ -99,18 +102,16 @@ class FleetRepository:
         fleet: the fleet.
     """
 
-    def __init__(self, fleet: Fleet, writer: Writer, settings: StoreSettings = StoreSettings()) -> None:
+    def __init__(self, fleet: Fleet, writer: Writer) -> None:
         """Connect a fleet to its store.
 
         Args:
             fleet: the fleet.
             writer: writes to its store, and reads from it.
-            settings: the time between two evictions of rounds from memory.
         """
         self.fleet = fleet
         self._writer = writer
         self._reads = SharedReads()
-        self._evict_s = settings.archive_check_s
 
     # --- save ---------------------------------------------------------------------------------------------------
 
@@ -202,7 +203,7 @@ class FleetRepository:
     async def keep_evicting(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Evict rounds periodically, until cancelled."""
         while True:
-            await sleep(self._evict_s)
+            await sleep(EVICT_S)
             self.evict_rounds()
 
     async def delete_run(self, run_id: str) -> None:
@@ -226,6 +227,9 @@ class FleetRepository:
 # --- Standby ----------------------------------------------------------------------------------------------------------
 # Opens a store; a standby waits until no other coordinator uses it.
 
+STANDBY_CHECK_S = 1.0
+"""Time between two attempts of a standby to take over, s."""
+
 
 async def open_store(
     location: Path | URL,
@@ -237,8 +241,7 @@ async def open_store(
 
     Args:
         location: path of an SQLite file, or a database's URL.
-        settings: whether to wait while another coordinator uses it or its database does not answer, and how often to
-            try.
+        settings: whether to wait while another coordinator uses it or its database does not answer.
         sleep: waits for the given seconds.
         open_now: opens the store, or fails at once; None for `Store`.
 
@@ -259,7 +262,7 @@ async def open_store(
             if logged != type(error).__name__:
                 logged = type(error).__name__
                 _log.info("standby: %s", error)
-        await sleep(settings.standby_check_s)
+        await sleep(STANDBY_CHECK_S)
 
 
 # --- Retention --------------------------------------------------------------------------------------------------------

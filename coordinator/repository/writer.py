@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from coordinator.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.service_figures import ServiceFigures, timed
-from coordinator.settings import StoreSettings
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
     DeviceOverrides,
@@ -101,6 +100,13 @@ class _Waiter:
             self.done.set_exception(error)
 
 
+RETRY_S = 1.0
+"""Time between two attempts to write after one failed, s."""
+
+OWNER_CHECK_S = 2.0
+"""Time between two checks that no other coordinator has taken the store over, s."""
+
+
 class Writer:
     """Group commit for the tasks of one event loop.
 
@@ -117,7 +123,6 @@ class Writer:
         self,
         store: Store,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        settings: StoreSettings = StoreSettings(),
         figures: ServiceFigures | None = None,
     ) -> None:
         """Write to a store and read from it; nothing else may use the store until `close`.
@@ -125,13 +130,11 @@ class Writer:
         Args:
             store: the store.
             sleep: waits for the given seconds.
-            settings: when a failed write is retried, and when ownership is checked.
             figures: records how long transactions last, and whether they fail.
         """
         self.ownership_lost = asyncio.Event()
         self._store = store
         self._sleep = sleep
-        self._settings = settings
         self._figures = figures or ServiceFigures()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         # Reading a run's rounds may take seconds, which must not delay writes.
@@ -221,7 +224,7 @@ class Writer:
         Otherwise, a coordinator that stores nothing would not notice, and would continue to send orders to agents.
         """
         while not self.ownership_lost.is_set():
-            await self._sleep(self._settings.owner_check_s)
+            await self._sleep(OWNER_CHECK_S)
             with suppress(
                 NotOwnerError, StoreUnavailableError
             ):  # the former sets `ownership_lost`, the latter may be temporary
@@ -248,7 +251,7 @@ class Writer:
 
     async def _pause(self) -> None:
         """Wait before the next attempt, or until `close`."""
-        waits = [asyncio.ensure_future(each) for each in (self._sleep(self._settings.retry_s), self._is_closing.wait())]
+        waits = [asyncio.ensure_future(each) for each in (self._sleep(RETRY_S), self._is_closing.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()

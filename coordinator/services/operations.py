@@ -19,7 +19,6 @@ from coordinator.services.event_log import EventLog
 from coordinator.services.orders import Orders
 from coordinator.services.planning import RoundPlanning
 from coordinator.services.request_limits import host_of
-from coordinator.settings import SiteSettings
 from coordinator.state.identity_records import CertificateRecord
 from coordinator.state.leases import Leases
 from coordinator.state.names import require_name
@@ -111,6 +110,9 @@ class ReferenceUploads:
 
 # --- Operations -------------------------------------------------------------------------------------------------------
 
+_MAX_OVERRIDE_DAYS = 366.0
+"""The longest time for which `wattfleet coordinator budget set` may override a budget."""
+
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     """Translates between the operator's commands and the fleet."""
@@ -124,7 +126,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         reconnect_all: Callable[[str], int],
         leases: Leases,
         orders: Orders,
-        settings: SiteSettings = SiteSettings(),
         metadata: ReferenceMetadata | None = None,
         revoke: Callable[[Sequence[str]], Sequence[CertificateRecord]] = lambda device_ids: (),
         events: EventLog | None = None,
@@ -139,7 +140,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             reconnect_all: ends all sessions for the given reason, so that agents reconnect; returns their number.
             leases: the sessions' leases.
             orders: sends devices their grants.
-            settings: how long budgets may be overridden.
             metadata: the signed metadata of references; None if they are not signed.
             revoke: revokes the certificates of forgotten devices; returns the records to store.
             events: the log of what happens to the fleet; None for one that stores nothing.
@@ -154,7 +154,6 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._reconnect_all = reconnect_all
         self._leases = leases
         self._orders = orders
-        self._settings = settings
         self._signed = metadata
         self._revoke = revoke
         self._deleting: set[asyncio.Task[None]] = set()
@@ -203,10 +202,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         """Override the watts of a supply's configured source."""
         until = None
         if request.HasField("for_s"):
-            max_days = self._settings.max_override_days
-            if not 0 < request.for_s <= max_days * 86_400:
+            if not 0 < request.for_s <= _MAX_OVERRIDE_DAYS * 86_400:
                 raise InvalidInputError(
-                    f"a budget can be overridden for up to {max_days:g} days, or until it is cleared, not for"
+                    f"a budget can be overridden for up to {_MAX_OVERRIDE_DAYS:g} days, or until it is cleared, not for"
                     f" {_days(request.for_s)}"
                 )
             until = self._budgets.now + timedelta(seconds=request.for_s)

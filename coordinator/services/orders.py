@@ -15,7 +15,7 @@ import grpc
 from coordinator.errors import QuotaExceededError
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.event_log import EventLog
-from coordinator.settings import SessionSettings, SiteSettings
+from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.measuring import LearningKind, SharedModes
 from coordinator.state.records import DeviceRecord, RoundRecord, run_of
@@ -42,8 +42,8 @@ _PAUSE_S, _SPREAD_S = 0.005, 3.0
 """Seconds between steps that begin trainings: each device confirms at once, and others need answers as well.
 
 A thousand devices receive their grants in a second. For more than 3,000 devices the pauses are shorter, so that ten
-thousand receive theirs before their agents stop waiting (`grant_timeout_s`, 10 s). A busy event loop makes the pauses
-longer.
+thousand receive theirs before their agents stop waiting (10 s, `GRANT_TIMEOUT_S` in `device_trainings`). A busy event
+loop makes the pauses longer.
 """
 
 
@@ -348,6 +348,9 @@ def grant_to_message(grant: Grant, workload: str = "") -> session_pb2.Grant:
 # --- Trimmer ----------------------------------------------------------------------------------------------------------
 # Keeps the rounds in flight within the budgets: trims them, orders their devices, and stores the changes.
 
+TRIM_CHECK_S = 1.0
+"""Time between two checks whether rounds exceed their budget, s; a fleet that reconnects at once is trimmed once."""
+
 
 class Trimmer:
     """Trims when a budget changes, and when devices may draw more than the plans in flight took into account."""
@@ -357,7 +360,6 @@ class Trimmer:
         repository: FleetRepository,
         orders: Orders,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        settings: SiteSettings = SiteSettings(),
         events: EventLog | None = None,
     ) -> None:
         """Trim one fleet's rounds.
@@ -366,14 +368,12 @@ class Trimmer:
             repository: the fleet and its store.
             orders: sends orders to devices.
             sleep: waits for the given seconds.
-            settings: the time between two checks, so that a fleet that reconnects at once is trimmed only once.
             events: the log of what happens to the fleet; None for one that stores nothing.
         """
         self._events = events or EventLog(repository.fleet)
         self._repository = repository
         self._orders = orders
         self._sleep = sleep
-        self._check_s = settings.trim_check_s
 
     def budget_changed(self, supply: str, in_force: InForce) -> None:
         """Put a supply's new budget in force."""
@@ -383,7 +383,7 @@ class Trimmer:
         """End grants that have lapsed, and trim whatever has come to exceed its budget, until cancelled."""
         is_failing = False
         while True:
-            await self._sleep(self._check_s)
+            await self._sleep(TRIM_CHECK_S)
             fleet = self._repository.fleet
             try:
                 if lapsed := fleet.check_grants():

@@ -50,6 +50,9 @@ _CONFIRM_POLLS, _CONFIRM_POLL_S = 100, 0.02
 _FRONTS_POLL_S = 0.02
 
 _RELEASE_POLL_S = 0.1
+_OVERDUE_FACTOR = 2.0
+"""A round is abandoned after its planned duration or deadline times this factor, plus `rounds.overdue_s`."""
+
 _ENDED = f"{STOPPED}by an operator, who ended it"
 
 _STARTING_S = 30.0
@@ -447,8 +450,8 @@ class RoundPlanning:
         for plan_id, plan in plans.items():
             planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
             if any(each.is_length_assumed for each in plan.assignments):
-                planned_s = max(planned_s, fleet.rounds.grants.longest_unknown_s / self._settings.overdue_factor)
-            longest_s = self._settings.overdue_factor * planned_s + self._settings.overdue_s
+                planned_s = max(planned_s, fleet.rounds.grants.longest_unknown_s / _OVERDUE_FACTOR)
+            longest_s = _OVERDUE_FACTOR * planned_s + self._settings.overdue_s
             if now_s - since_s[plan_id] > longest_s:
                 what = "still has late trainings" if plan_id in finished else "was never finished"
                 _log.warning("round %s is overdue and %s: its devices are released", plan_id, what)

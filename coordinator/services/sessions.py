@@ -335,6 +335,13 @@ class LiveSessions:
 
 # --- Sessions ---------------------------------------------------------------------------------------------------------
 
+STORE_TIMEOUT_S = 3.0
+"""Time to wait until a report is stored, s. After that, the lease is renewed first, and the report is acknowledged
+later."""
+
+MAX_UNSTORED_REPORTS = 1500
+"""The most reports of one session that wait for the store. With more, the session ends."""
+
 _CHUNK_BYTES = 64 * 1024
 _MAX_LOGGED_REFUSALS = 10
 """The most refused reports of one session that are logged; `wattfleet coordinator devices` always shows the reason."""
@@ -523,7 +530,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if record is None:
             return True
         try:
-            async with asyncio.timeout(self._settings.store_timeout_s):
+            async with asyncio.timeout(STORE_TIMEOUT_S):
                 await self._repository.save(record)
         except (StoreUnavailableError, TimeoutError):
             return False
@@ -535,7 +542,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._repository,
             partial(self._acknowledge, stream),
             partial(self._live.end, lease),
-            self._settings.max_unstored_reports,
+            MAX_UNSTORED_REPORTS,
         )
 
     async def _acknowledge(

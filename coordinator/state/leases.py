@@ -10,6 +10,12 @@ from coordinator.errors import DuplicateSessionError
 from coordinator.settings import SessionSettings
 from wattfleet_proto.limits import LEASE_S
 
+MISSED_LEASES = 3
+"""A session ends after this many leases without a message."""
+
+RECONNECTS_PER_S = 400.0
+"""Reconnections per second after a restart; agents spread them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -28,7 +34,7 @@ def pace_of(devices: int, settings: SessionSettings = SessionSettings()) -> Pace
     """The pace for a fleet of this size: leases of a large fleet are stretched to limit the renewals, as in Nomad."""
     return Pace(
         min(max(settings.lease_s, devices / settings.renewals_per_s), LEASE_S[1]),
-        devices / settings.reconnects_per_s,
+        devices / RECONNECTS_PER_S,
     )
 
 
@@ -103,7 +109,7 @@ class Leases:
         if not is_proven:
             self.require_free(device_id, installation)
         held = self._held.get(device_id)
-        lease = Lease(device_id, installation, now_s + self._settings.missed_leases * self.pace.lease_s)
+        lease = Lease(device_id, installation, now_s + MISSED_LEASES * self.pace.lease_s)
         self._held[device_id] = lease
         self._expected.discard(device_id)
         return lease, held
@@ -123,7 +129,7 @@ class Leases:
     def renew(self, lease: Lease, now_s: float) -> Pace:
         """Renew a lease because its device sent a message, and return the new pace."""
         pace = self.pace
-        lease.expires_s = now_s + self._settings.missed_leases * pace.lease_s
+        lease.expires_s = now_s + MISSED_LEASES * pace.lease_s
         return pace
 
     def end(self, lease: Lease) -> bool:

@@ -130,6 +130,9 @@ _DRIVERS = {
     "postgresql+psycopg": "postgresql+psycopg",
 }
 
+LOCK_TIMEOUT_S = 5.0
+"""Time to wait for another program's lock on the database, s."""
+
 READS = {"only_reads": True}
 """Execution options of transactions that only read."""
 
@@ -190,23 +193,22 @@ def display_name(url: URL) -> str:
     return URL.create("postgresql", host=url.host, port=url.port, database=url.database).render_as_string()
 
 
-def open_engine(url: URL, lock_timeout_s: float = 5.0) -> Engine:
+def open_engine(url: URL) -> Engine:
     """Open an engine whose commits are on disk when they return.
 
     Args:
         url: the URL of the database.
-        lock_timeout_s: seconds to wait for another program's lock.
 
     Raises:
         InvalidInputError: the database's driver is not installed.
     """
     if url.drivername == "sqlite":
         engine = create_engine(url)
-        event.listen(engine, "connect", partial(_prepare_sqlite, int(1000 * lock_timeout_s)))
+        event.listen(engine, "connect", partial(_prepare_sqlite, int(1000 * LOCK_TIMEOUT_S)))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     # If an option is repeated, the last one counts.
-    options = f"-c lock_timeout={int(1000 * lock_timeout_s)}ms {url.normalized_query.get('options', [''])[0]}"
+    options = f"-c lock_timeout={int(1000 * LOCK_TIMEOUT_S)}ms {url.normalized_query.get('options', [''])[0]}"
     with_timeouts = url.set(query={**_POSTGRESQL_TIMEOUTS, **url.query, "options": options})
     try:
         return create_engine(with_timeouts, pool_pre_ping=True)

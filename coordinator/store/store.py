@@ -446,7 +446,7 @@ class Store:
         Args:
             location: path of an SQLite file, or a database's URL (see `database_url`).
             now: returns the date and time, with a UTC offset.
-            settings: the time to wait for another program's lock, whether to check rows, and which dates are plausible.
+            settings: whether to check rows, and which dates are plausible.
             clock: the time since the machine started; None if `now` cannot jump.
 
         Raises:
@@ -461,7 +461,7 @@ class Store:
         self._fronts: dict[str, tuple[WorkloadFront, ...]] = {}
         self._clocks = None if clock is None else ClockRecord(clock, now, 86_400 * settings.max_absence_days)
         with ExitStack() as undone:
-            self._engine = open_engine(url, settings.lock_timeout_s)
+            self._engine = open_engine(url)
             undone.callback(self._engine.dispose)
             self._statements = Statements(self._engine.dialect.name)
             with typed_opening_errors(self.name):

@@ -29,7 +29,7 @@ from wattfleet.core.errors import WattfleetError
 from wattfleet.core.modes import ModeArray, Profile
 
 ANSWERS_WITHIN_S = 600.0
-"""Default time limit for one answer, s. One core at its lowest clock needs about a minute."""
+"""Time limit for one answer, s. One core at its lowest clock needs about a minute."""
 
 
 class FittingFailedError(WattfleetError):

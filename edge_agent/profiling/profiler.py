@@ -29,6 +29,9 @@ from wattfleet.core.modes import PowerMode
 
 _log = logging.getLogger(__name__)
 
+IDLE_S = 20.0
+"""Time for which idle power is measured, on the device's clock, s."""
+
 # Time after a training until the board's power is back at idle, s.
 _COOL_DOWN_S = 5.0
 # A single failure may be due to the mode; this many in a row are due to the board.
@@ -95,7 +98,7 @@ class Profiler:
         with ModeMeasurement(self._device, mode, self._settings) as measurement:
             return _finished(measurement, step)
 
-    def measure_idle(self, mode: PowerMode, seconds: float = 20.0) -> float:
+    def measure_idle(self, mode: PowerMode, seconds: float = IDLE_S) -> float:
         """Return the median board power in a mode over `seconds` while nothing is trained, mW.
 
         Raises:

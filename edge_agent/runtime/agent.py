@@ -242,7 +242,7 @@ async def _run_with_device(
         installation=installation_name(state_directory / INSTALLATION_FILE),
     )
     welcome = LatestWelcome(WelcomeFile(state_directory / WELCOME_FILE))
-    outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
+    outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE))
     news = SessionNews(endpoint.address, state_directory / SESSION_FILE, is_exposed=endpoint.is_exposed)
     revoked = RevokedCertificates(state_directory / REVOKED_FILE)
     session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news, revoked)

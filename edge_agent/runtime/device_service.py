@@ -25,6 +25,7 @@ from edge_agent.serving.duty_planning import DutyPlanning, InferenceMeasuring
 from edge_agent.session.certificate_keeper import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.references import (
+    REQUEST_TIMEOUT_S,
     AcceptedReferences,
     ReferenceRefusedError,
     ReferenceTrust,
@@ -102,8 +103,8 @@ class DeviceService:
         self._supervisor: RecoverySupervisor | None = None
         self._cache = settings.device.state_dir / REFERENCES_DIRECTORY
         trust = ReferenceTrust(settings.device.state_dir / TRUST_DIRECTORY)
-        timeout_s, retry_s = settings.session.reference_timeout_s, settings.session.reference_retry_s
-        self._references = AcceptedReferences(self._cache, trust, connect, timeout_s, retry_s)
+        retry_s = settings.session.reference_retry_s
+        self._references = AcceptedReferences(self._cache, trust, connect, REQUEST_TIMEOUT_S, retry_s)
 
     @property
     def is_resting(self) -> bool:
@@ -214,9 +215,7 @@ class DeviceService:
                     self._duty.trains(learner.trained_alone, power_limit_w)
 
             watch = TrainingRunner(self._device, ready.parked, self._resting, lambda: self._turns.sharing, granted)
-            supervisor = RecoverySupervisor(
-                watch, self._session, self.reporter, workloads, ready.due_fronts, self._settings.recovery
-            )
+            supervisor = RecoverySupervisor(watch, self._session, self.reporter, workloads, ready.due_fronts)
             self._supervisor = supervisor
             trainings = DeviceTrainings(device_id, watch, self._session, workloads, supervisor, self._settings.session)
             requests = RequestedWork(

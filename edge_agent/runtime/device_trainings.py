@@ -292,6 +292,12 @@ class RunningTraining:
     began_s: float
 
 
+ACKNOWLEDGE_TIMEOUT_S = 30.0
+"""Time to wait at the end of a round for the coordinator to acknowledge the observation, s."""
+
+GRANT_TIMEOUT_S = 10.0
+"""Time to wait at the start of a training for the coordinator's grant, which may be on its way, s."""
+
 # These errors degrade the device. An invalid request does not, since it shows nothing about the device.
 _DEVICE_ERRORS = (ModeNotAppliedError, PowerNotReadError)
 
@@ -320,16 +326,13 @@ class DeviceTrainings:
             session: reports observations to the coordinator.
             workloads: learn from rounds.
             supervisor: handles the events of the trainings.
-            settings: the agent's settings, among them the timeouts for the coordinator's grant and acknowledgement and
-                for apps to stop.
+            settings: the agent's settings, among them the timeout for apps to stop.
         """
         self._device_id = device_id
         self._watch = watch
         self._session = session
         self._workloads = workloads
         self._supervisor = supervisor
-        self._acknowledge_timeout_s = settings.acknowledge_timeout_s
-        self._grant_timeout_s = settings.grant_timeout_s
         self._stop_timeout_s = settings.stop_timeout_s
         self._refitting: set[asyncio.Task[None]] = set()
         self.running: RunningTraining | None = None
@@ -352,7 +355,7 @@ class DeviceTrainings:
         if self._supervisor.is_busy:
             raise BusyError(f"{self._device_id} is training already; try again later")
         # Before the device is locked, so that an invented plan cannot keep other apps from training.
-        await self._session.grants.wait_for(start.plan_id, self._grant_timeout_s)
+        await self._session.grants.wait_for(start.plan_id, GRANT_TIMEOUT_S)
         if self._supervisor.is_busy:
             raise BusyError(f"{self._device_id} is training already; try again later")
         async with self._supervisor.device_lock:
@@ -412,7 +415,7 @@ class DeviceTrainings:
             )
         # The next plan needs the observation: deliver it before Flower gets the reply. While the coordinator is
         # unreachable, do not wait: the outbox keeps it.
-        if not (self._session.connected and await self._session.flush(self._acknowledge_timeout_s)):
+        if not (self._session.connected and await self._session.flush(ACKNOWLEDGE_TIMEOUT_S)):
             _log.warning("the coordinator has not acknowledged the observation of %s yet", start.plan_id)
         answers.put(local_pb2.TrainResponse(finished=finished))
 

@@ -228,14 +228,14 @@ def prepare_device(
     if duty is not None:
 
         def open_fitting(transfer: Transfer) -> AbstractContextManager[Fitting]:
-            return fitting_process(transfer, device.modes, stopping, profile.fit_timeout_s)()
+            return fitting_process(transfer, device.modes, stopping)()
 
         duty.fit = InferenceFitting(references, _header(settings, device, default), workloads.others_of, open_fitting)
     try:
         if ahead:
             workloads.learner(UNNAMED)
         parked = parked_mode(device)
-        idle_w = Profiler(device).measure_idle(resting(parked), profile.idle_s) / 1e3
+        idle_w = Profiler(device).measure_idle(resting(parked)) / 1e3
     except BaseException:
         workloads.close()
         raise
@@ -292,7 +292,7 @@ class _Opener:
                     units,
                     known.offered_batches,
                 )
-                return fitting_process(transfer, device.modes, self.stopping, profile.fit_timeout_s)()
+                return fitting_process(transfer, device.modes, self.stopping)()
 
             with open_fitting(known) as fitting:
                 if ahead and steps is not None:

@@ -21,7 +21,6 @@ from edge_agent.runtime.states import (
     StateReporter,
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
-from edge_agent.settings import RecoverySettings
 from edge_agent.training.training import TrainingRunner
 from wattfleet.common.tasks import background_task, run_uncancelled, shield_until_done, stop_tasks
 from wattfleet.core.errors import WattfleetError
@@ -29,6 +28,9 @@ from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
+
+RETRY_S = 30.0
+"""Time between two attempts to recover the device after a knob or a sensor has failed, s."""
 
 # If a device recovers but cannot be profiled, the time between attempts grows to about an hour.
 _MAX_DOUBLINGS = 7
@@ -43,7 +45,6 @@ class RecoverySupervisor:
         reporter: holds and reports the device's state.
         workloads: the device's workloads, whose profiles may be repeated.
         due_fronts: returns the reports of the fronts that have changed.
-        settings: the agent's settings, among them the time between attempts to recover.
 
     Attributes:
         device_lock: held by whoever sets the device's modes.
@@ -56,14 +57,12 @@ class RecoverySupervisor:
         reporter: StateReporter,
         workloads: Workloads,
         due_fronts: Callable[[], Sequence[session_pb2.FrontReport]],
-        settings: RecoverySettings = RecoverySettings(),
     ) -> None:
         self._watch = watch
         self._session = session
         self._reporter = reporter
         self._workloads = workloads
         self._due_fronts = due_fronts
-        self._retry_s = settings.retry_s
         self._closing = False
         self._failed_profiles = 0
         self.device_lock = asyncio.Lock()
@@ -192,7 +191,7 @@ class RecoverySupervisor:
         """Try to park the device and to read its power until both succeed."""
         while self._reporter.state is DeviceState.DEGRADED:
             doublings = min(max(0, self._failed_profiles - 1), _MAX_DOUBLINGS)
-            await asyncio.sleep(self._retry_s * 2**doublings)
+            await asyncio.sleep(RETRY_S * 2**doublings)
             async with self.device_lock:
                 try:
                     await shield_until_done(self._watch.recover)

@@ -165,6 +165,9 @@ def _shown(error: InvalidInputError) -> str:
 
 # --- Coordinator session ----------------------------------------------------------------------------------------------
 
+WELCOME_TIMEOUT_S = 60.0
+"""Time to wait for the answer to a Hello, s. A restarted coordinator needs a while to welcome a large fleet."""
+
 _MAX_BACKOFF_OF_A_SMALL_FLEET_S = 5.0
 _SILENT_LEASES = 3
 _DISPLACED_SPREAD_S = 60.0
@@ -386,7 +389,7 @@ class CoordinatorSession:
     @property
     def _answer_timeout_s(self) -> float:
         if not self.connected:
-            return self._settings.welcome_timeout_s
+            return WELCOME_TIMEOUT_S
         # Every lease is answered. Without this timeout, a connection that loses all data would stay open for minutes.
         return max(self._settings.silence_timeout_s, _SILENT_LEASES * self._pace.lease_s)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from edge_agent.settings import SessionSettings
 from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.convert import front_from_message, workload_from_message
@@ -156,17 +155,19 @@ class OutboxFile:
             _log.error("%s: cannot be written: %s", aside, error.strerror)
 
 
+MAX_OBSERVATIONS = 1000
+"""Observations that are kept while the coordinator is unreachable; beyond them, the oldest are dropped."""
+
+
 class Outbox:
     """Numbers reports, and keeps them until they are acknowledged.
 
     Args:
         file: stores them across restarts.
-        settings: limit the number of observations; beyond the limit, the oldest are dropped.
     """
 
-    def __init__(self, file: OutboxFile, settings: SessionSettings = SessionSettings()) -> None:
+    def __init__(self, file: OutboxFile) -> None:
         self._file = file
-        self._most = settings.max_queued_observations
         self._latest: dict[str, session_pb2.SessionRequest] = {}
         self._unacknowledged: dict[int, session_pb2.SessionRequest] = {}
         self.last_sequence = 0
@@ -226,7 +227,7 @@ class Outbox:
 
     def _drop_oldest(self) -> None:
         waiting = [number for number, request in self._unacknowledged.items() if request.HasField("observation")]
-        for number in waiting[: max(0, len(waiting) - self._most)]:
+        for number in waiting[: max(0, len(waiting) - MAX_OBSERVATIONS)]:
             self.dropped += 1
             plan_id = self._unacknowledged.pop(number).observation.plan_id
             _log.warning("the observation of %s is dropped, %d so far: the outbox is full", plan_id, self.dropped)

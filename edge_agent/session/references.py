@@ -674,6 +674,9 @@ def _require_digest(manifest: bytes, digest: str) -> None:
 #
 # While a reference is refused, the previously accepted ones stay in force.
 
+REQUEST_TIMEOUT_S = 30.0
+"""Time limit of one request for a reference, s; the next request continues where it stopped."""
+
 _UNUSABLE = (CorruptReferenceError, ReferenceRefusedError)
 
 

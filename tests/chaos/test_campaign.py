@@ -46,10 +46,7 @@ LONGEST_PAUSE_S = 1.5
 ROUNDS, MINIBATCHES, TRAINING_S = 10, 40, 0.4
 OPTIONS = f"""
 [rounds]
-overdue_factor = 1
 overdue_s = 2
-[store]
-standby_check_s = 0.2
 [policy]
 name = "random"
 clients = 2

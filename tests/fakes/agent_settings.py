@@ -1,15 +1,19 @@
-"""Settings of an agent in a test, and the workload that it has stored."""
+"""Settings and waiting times of an agent in a test, and the workload that it has stored."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from edge_agent.runtime import device_trainings, recovery_supervisor
 from edge_agent.settings import (
     AgentSettings,
     DeviceSettings,
     MetricsSettings,
     ProfileSettings,
-    RecoverySettings,
     SessionSettings,
     WorkloadSettings,
 )
@@ -27,8 +31,6 @@ def agent_settings(
     seed: int = 0,
     minibatches_per_epoch: int | None = 100,
     modes_first: int | None = 10_000,
-    retry_s: float = 30.0,
-    grant_timeout_s: float = 10.0,
     max_workloads: int = 32,
     simulated_duty: str | None = None,
     reference_retry_s: float = 300.0,
@@ -52,13 +54,20 @@ def agent_settings(
         workload=WorkloadSettings(max_workloads=max_workloads),
         session=SessionSettings(
             coordinator=coordinator,
-            grant_timeout_s=grant_timeout_s,
             reference_retry_s=reference_retry_s,
             insecure=insecure,
         ),
         metrics=MetricsSettings(address=metrics_address),
-        recovery=RecoverySettings(retry_s=retry_s),
     )
+
+
+@contextmanager
+def waiting_times(retry_s: float, grant_timeout_s: float) -> Iterator[None]:
+    """Within this context, agents wait this long between attempts to recover, and for a grant."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recovery_supervisor, "RETRY_S", retry_s)
+        patch.setattr(device_trainings, "GRANT_TIMEOUT_S", grant_timeout_s)
+        yield
 
 
 # --- Stored workloads -------------------------------------------------------------------------------------------------

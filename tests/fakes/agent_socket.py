@@ -33,8 +33,9 @@ from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.states import ProfileEnded, StateReporter
 from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.grants import GrantKeeper
-from edge_agent.settings import RecoverySettings, SessionSettings, WorkloadSettings
+from edge_agent.settings import SessionSettings, WorkloadSettings
 from edge_agent.training.training import TrainingRunner
+from tests.fakes.agent_settings import waiting_times
 from tests.fakes.fittings import FittingOnce
 from wattfleet.core.modes import PowerMode, Profile, Workload, WorkloadFacts
 from wattfleet.core.prediction import read_artefact
@@ -166,9 +167,8 @@ def agent_at(
                     front=front_to_message(agent.learner.predicted_front()[0]), minibatches_per_epoch=100
                 )
             ],
-            RecoverySettings(retry_s=retry_s),
         )
-        settings = SessionSettings(grant_timeout_s=grant_timeout_s, stop_timeout_s=stop_timeout_s)
+        settings = SessionSettings(stop_timeout_s=stop_timeout_s)
         agent.device_trainings = DeviceTrainings("orin-nano-0", watch, reports, agent.workloads, supervisor, settings)
         agent.trainings = trainings = AppTrainings("orin-nano-0")
         async with aclosing(supervisor), trainings.served_by(agent.device_trainings), serve_socket(socket, trainings):
@@ -186,7 +186,8 @@ def agent_at(
     assert ready.wait(10)
     agent.grant(granted())
     try:
-        yield agent
+        with waiting_times(retry_s, grant_timeout_s):
+            yield agent
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(10)

@@ -23,7 +23,7 @@ from wattfleet.core.prediction import Prediction, Predictor
 
 
 def fitting_here(
-    transfer: Transfer, modes: ModeArray, stopping: threading.Event, answers_within_s: float
+    transfer: Transfer, modes: ModeArray, stopping: threading.Event
 ) -> Callable[[], nullcontext[FittingHere]]:
     """Replaces `fitting_process`, so that no process is started for each round."""
     fitting = FittingHere(transfer, modes)

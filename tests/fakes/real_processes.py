@@ -153,7 +153,6 @@ _OPTIONS = """
 [sessions]
 lease_s = 2
 [rounds]
-overdue_factor = 1
 overdue_s = 20
 [policy]
 name = "all"

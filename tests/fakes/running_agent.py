@@ -19,7 +19,7 @@ from edge_agent.devices.virtual.virtual_board import Load
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.settings import AgentSettings
-from tests.fakes.agent_settings import agent_settings
+from tests.fakes.agent_settings import agent_settings, waiting_times
 from tests.fakes.coordinator_in_process import CoordinatorInProcess, on_loop
 from tests.fakes.polling import until
 from wattfleet.core.modes import PowerMode, array_to_modes
@@ -122,15 +122,14 @@ def agent(
         folder / state,
         coordinator=coordinator.address,
         socket=folder / f"{state}.sock",
-        retry_s=retry_s,
-        grant_timeout_s=grant_timeout_s,
         **more,
     )
-    running = RunningAgent(settings, device, folder / "device", coordinator)
-    try:
-        yield running
-    finally:
-        running.end()
+    with waiting_times(retry_s, grant_timeout_s):
+        running = RunningAgent(settings, device, folder / "device", coordinator)
+        try:
+            yield running
+        finally:
+            running.end()
 
 
 @contextmanager

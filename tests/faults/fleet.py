@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
@@ -99,14 +100,15 @@ class Device:
         welcomes: number of Welcomes from the coordinator.
     """
 
-    def __init__(self, device_id: str, endpoint: Endpoint, folder: Path, settings: SessionSettings) -> None:
+    def __init__(self, device_id: str, endpoint: Endpoint, folder: Path, pace: Pace) -> None:
         self.device_id = device_id
         self.trains_s = EPOCH_S
         self.trainings: list[Training] = []
         self.news = News()
         self.welcomes = 0
-        self.outbox = Outbox(NoFile(folder), settings)
-        self._settings = settings
+        self.outbox = Outbox(NoFile(folder))
+        self._grant_wait_s = pace.grant_wait_s
+        settings = SessionSettings(silence_timeout_s=pace.silence_s)
         hello = session_pb2.Hello(
             device_id=device_id,
             board=BOARD,
@@ -156,7 +158,7 @@ class Device:
     async def train(self, plan_id: str) -> bool:
         """Train for a plan as the agent would: only within its grant. Returns whether the training was completed."""
         grants, loop = self.session.grants, asyncio.get_running_loop()
-        await grants.wait_for(plan_id, self._settings.grant_timeout_s)
+        await grants.wait_for(plan_id, self._grant_wait_s)
         try:
             grants.begin(plan_id)
         except NoGrantError as error:
@@ -394,7 +396,7 @@ def configured(config: CoordinatorSettings, folder: Path, pace: Pace, devices: i
     return config.with_values(
         server={"address": "127.0.0.1:0", "http_address": "127.0.0.1:0", "stop_grace_s": 0.05},
         store={"location": str(folder / "coordinator.db")},
-        site={"budget_w": 100.0 * devices, "trim_check_s": 0.2},
+        site={"budget_w": 100.0 * devices},
         policy={"name": "all"},
         sessions={"lease_s": pace.lease_s, "check_s": pace.lease_s / 5},
         grants={
@@ -446,17 +448,15 @@ async def running(
                 write_identity(identity_folder, authority.identity(role, name, **device))
             return Endpoint(link.address, identity_folder if authority is not None else None)
 
-        session_settings = SessionSettings(
-            silence_timeout_s=pace.silence_s,
-            welcome_timeout_s=12 * pace.lease_s,
-            grant_timeout_s=pace.grant_wait_s,
-        )
+        patch = held.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr("edge_agent.session.coordinator_session.WELCOME_TIMEOUT_S", 12 * pace.lease_s)
+        patch.setattr("coordinator.services.orders.TRIM_CHECK_S", 0.2)
         made = []
         for number in range(devices):
             name = f"orin-{number}"
             link = links[_share_of(number / devices, list(shares))]
             at = endpoint(link, Role.DEVICE, name, board=BOARD, installation=installation_of(name))
-            made.append(Device(name, at, folder, session_settings))
+            made.append(Device(name, at, folder, pace))
         fleet = Fleet(
             client,
             links,

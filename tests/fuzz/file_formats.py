@@ -233,9 +233,6 @@ silence_timeout_s = 15.0
 
 [profile]
 minibatches_per_epoch = 100
-
-[recovery]
-retry_s = 30
 """
 _CORPUS = b"""\
 cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw

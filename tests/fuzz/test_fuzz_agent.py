@@ -99,7 +99,7 @@ def test_no_coordinator_fails_an_agent_session(tmp_path: Path, campaign: Campaig
 async def _no_coordinator_fails_an_agent_session(tmp_path: Path, campaign: Campaign) -> None:
     hostile_coordinator = HostileCoordinator()
     hello = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, installation="a" * 32)
-    settings = SessionSettings(silence_timeout_s=0.2, welcome_timeout_s=1.0)
+    settings = SessionSettings(silence_timeout_s=0.2)
     async with hostile_coordinator.served() as address:
         with service_log() as log, bounded_memory():
             for hostile in campaign.inputs(at_least=10):

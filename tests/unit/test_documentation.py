@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import click
 import pytest
@@ -26,6 +27,20 @@ from tests.fakes.documented_commands import (
     flwr_command,
 )
 from wattfleet.common.cli import wattfleet
+
+# --- Documented settings ----------------------------------------------------------------------------------------------
+# A key that is worth a setting has an option, or a document says what it is for.
+
+
+@pytest.mark.parametrize(
+    "model", ["coordinator.settings:CoordinatorSettings", "edge_agent.settings:AgentSettings"], ids=["serve", "run"]
+)
+def test_each_setting_without_an_option_is_named_in_a_document(model: str) -> None:
+    keys_of = pytest.importorskip("wattfleet.common.settings.model").keys_of
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    unknown = [key.path for key in keys_of(resolve_name(model)) if not key.option and f"`{key.path}" not in text]
+    assert not unknown, "name each in a document as `group.key`, or make it a constant beside the code that uses it"
+
 
 # --- Documented commands ----------------------------------------------------------------------------------------------
 # Every command block in the documentation is run by a test or states why it is not, and its commands exist.

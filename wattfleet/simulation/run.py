@@ -21,7 +21,6 @@ from edge_agent.profiling.profiler import Profiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.serving.inference import batch_sizes
 from edge_agent.serving.serving_board import LARGEST_BATCH, SWITCH_MS, served, simulated_duty
-from edge_agent.settings import IDLE_S
 from wattfleet.common.console import print_line, rounds_text
 from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 from wattfleet.common.identity.channels import Endpoint
@@ -487,7 +486,7 @@ def open_fleet(devices: Sequence[FleetDevice], site_budget_w: float) -> dict[str
     for device in devices:
         # Measure on a second board of the same unit, since measuring advances a board's clock and noise.
         measured = open_virtual_board(device.spec, device.seed)
-        parked_w = Profiler(measured).measure_idle(parked_mode(measured), IDLE_S) / 1e3
+        parked_w = Profiler(measured).measure_idle(parked_mode(measured)) / 1e3
         idle_w += parked_w
         extra_w.append(float(measured.truth(measured.modes)[1].min()) / 1e3 - parked_w)
     least_w = idle_w + min(extra_w)

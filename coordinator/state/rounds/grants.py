@@ -309,6 +309,9 @@ class PendingGrants:
 _DRIFT = 0.01
 """Relative error between two clocks: a hundred times that of a poor quartz."""
 
+_LONGEST_FACTOR, _LONGEST_EXTRA_S = 2.0, 600.0
+"""A training is ended after its planned duration or deadline times this factor, plus the additional seconds."""
+
 
 @dataclass(frozen=True)
 class CountedOn:
@@ -730,7 +733,7 @@ class Grants:
                 self._grants[device_id] = replace(known, is_late=True)
 
     def _longest_s(self, plan: RoundPlan, assignment: Assignment | None) -> float:
-        longest_s = self._settings.longest_factor * _planned_s(plan) + self._settings.longest_extra_s
+        longest_s = _LONGEST_FACTOR * _planned_s(plan) + _LONGEST_EXTRA_S
         is_assumed = assignment is not None and assignment.is_length_assumed
         return max(longest_s, self._settings.longest_unknown_s) if is_assumed else longest_s
 

@@ -115,7 +115,7 @@ def test_what_agents_say_is_what_the_coordinator_takes() -> None:
     assert (agent.FIRST_BACKOFF_S, agent.MAX_BACKOFF_S) == (tasks.FIRST_S, tasks.MAX_S)
     assert agent.MAX_BACKOFF_OF_A_SMALL_FLEET_S == private["_MAX_BACKOFF_OF_A_SMALL_FLEET_S"]
     assert agent.SILENT_LEASES == private["_SILENT_LEASES"]
-    assert agent.WELCOME_TIMEOUT_S == settings.welcome_timeout_s
+    assert agent.WELCOME_TIMEOUT_S == coordinator_session.WELCOME_TIMEOUT_S
     assert agent.SILENCE_TIMEOUT_S == settings.silence_timeout_s
 
 

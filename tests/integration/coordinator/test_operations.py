@@ -100,7 +100,7 @@ async def test_the_operators_watts_outlast_a_restart_until_they_are_cleared(conf
 async def test_an_expired_override_returns_to_its_source_while_serving_and_at_start(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config.with_values(site={"budget_check_s": 0.02})
+    monkeypatch.setattr("coordinator.budgets.budget_watch.CHECK_S", 0.02)
 
     async def source_is_back(client: Client) -> bool:
         return (await budgets(client))["site"].source == "constant"

@@ -126,8 +126,9 @@ async def test_devices_of_a_round_in_flight_are_told_that_the_watts_fell(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sky = sky_above_the_site(monkeypatch)
+    monkeypatch.setattr("coordinator.budgets.budget_watch.CHECK_S", 0.01)
 
-    async with serving_client(config.with_values(site={"budget_check_s": 0.01})) as client:
+    async with serving_client(config) as client:
         orin, nano = await client.two_ready()
         plan = await client.plan()
         for agent in (orin, nano):
@@ -151,8 +152,8 @@ async def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_bac
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sky = sky_above_the_site(monkeypatch)
-
-    config = config.with_values(site={"budget_check_s": 0.01, "trim_check_s": 0.01})
+    monkeypatch.setattr("coordinator.budgets.budget_watch.CHECK_S", 0.01)
+    monkeypatch.setattr("coordinator.services.orders.TRIM_CHECK_S", 0.01)
     async with serving_client(config) as client:
         orin, nano = await client.two_ready()
         plan = await client.plan()
@@ -573,8 +574,7 @@ def hanging(tmp_path: Path, hangs: str, stderr: int | None = None) -> Coordinato
         '[supplies.site]\nbudget = { query = "watts", url = "http://prometheus.example:9090", fallback_w = 60 }\n'
     )
     (tmp_path / "settings.toml").write_text(
-        f"[server]\nstop_grace_s = 0.1\nstop_limit_s = {_LIMIT_S}\n"
-        "[site]\nquery_timeout_s = 0.2\n[store]\nowner_check_s = 0.01\n"
+        f"[server]\nstop_grace_s = 0.1\nstop_limit_s = {_LIMIT_S}\n[site]\nquery_timeout_s = 0.2\n"
     )
     options = ("--config", str(tmp_path / "settings.toml"), "--site-file", str(tmp_path / "site.toml"))
     code = f"hangs = {hangs!r}\n{_HANGING}"

@@ -47,10 +47,11 @@ from wattfleet_proto.v1 import (
 _WITHIN_S = 30.0
 
 
-@pytest.fixture
-def config(config: CoordinatorSettings) -> CoordinatorSettings:
-    """A coordinator that checks often whether a store is free or has another owner."""
-    return config.with_values(store={"standby_check_s": 0.01, "owner_check_s": 0.02})
+@pytest.fixture(autouse=True)
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let coordinators check often whether a store is free or has another owner."""
+    monkeypatch.setattr("coordinator.repository.repository.STANDBY_CHECK_S", 0.01)
+    monkeypatch.setattr("coordinator.repository.writer.OWNER_CHECK_S", 0.02)
 
 
 async def test_rounds_of_a_run_that_ended_before_the_start_are_read_on_request(
@@ -88,7 +89,7 @@ async def test_a_run_longer_than_what_is_at_hand_goes_on_as_if_all_of_it_were(
 ) -> None:
     """One round is in memory: each plan takes the earlier ones into account, and late reports find their rounds."""
     monkeypatch.setattr(round_cache, "_DECISIONS", 1)
-    config = config.with_values(store={"archive_check_s": 0.001})
+    monkeypatch.setattr("coordinator.repository.repository.EVICT_S", 0.001)
     fleets: list[Fleet] = []
 
     right = FleetRepository.keep_evicting

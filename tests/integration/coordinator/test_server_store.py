@@ -70,9 +70,11 @@ _WITHIN_S = 30.0
 
 
 @pytest.fixture
-def watchful_config(config: CoordinatorSettings) -> CoordinatorSettings:
+def watchful_config(config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch) -> CoordinatorSettings:
     """A coordinator that checks often whether a store is free or has another owner."""
-    return config.with_values(store={"standby_check_s": 0.01, "owner_check_s": 0.02})
+    monkeypatch.setattr("coordinator.repository.repository.STANDBY_CHECK_S", 0.01)
+    monkeypatch.setattr("coordinator.repository.writer.OWNER_CHECK_S", 0.02)
+    return config
 
 
 async def test_a_second_coordinator_on_one_store_ends_at_once_and_the_first_serves_on(
@@ -180,7 +182,8 @@ async def test_a_coordinator_that_was_taken_over_refuses_and_ends(
     watchful_config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that the request notices it before the check does.
-    first = Running(watchful_config.with_values(store={"owner_check_s": 60.0}))
+    monkeypatch.setattr("coordinator.repository.writer.OWNER_CHECK_S", 60.0)
+    first = Running(watchful_config)
     async with first.channel() as channel:
         await start_run(channel, "early")  # everything written at the start is stored
         # As if its lock had been released without its notice.
@@ -495,9 +498,10 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 
 @pytest.fixture
-def retrying_config(config: CoordinatorSettings) -> CoordinatorSettings:
+def retrying_config(config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch) -> CoordinatorSettings:
     """A coordinator that soon retries writes that have failed."""
-    return config.with_values(store={"retry_s": 0.01})
+    monkeypatch.setattr("coordinator.repository.writer.RETRY_S", 0.01)
+    return config
 
 
 def on_disk(retrying_config: CoordinatorSettings) -> tuple[int, list[str]]:
@@ -592,7 +596,8 @@ async def test_a_front_that_is_told_again_is_acknowledged_once_it_is_stored(
 async def test_leases_are_answered_while_a_transaction_takes_long(
     retrying_config: CoordinatorSettings, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving_client(retrying_config.with_values(sessions={"store_timeout_s": 0.05})) as client:
+    monkeypatch.setattr("coordinator.services.sessions.STORE_TIMEOUT_S", 0.05)
+    async with serving_client(retrying_config) as client:
         agent = client.agent()
         await agent.hello("orin")
         disk.free.clear()
@@ -606,7 +611,8 @@ async def test_leases_are_answered_while_a_transaction_takes_long(
 async def test_no_more_reports_wait_than_fit_and_a_new_session_begins_with_what_stands(
     retrying_config: CoordinatorSettings, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving_client(retrying_config.with_values(sessions={"max_unstored_reports": 3})) as client:
+    monkeypatch.setattr("coordinator.services.sessions.MAX_UNSTORED_REPORTS", 3)
+    async with serving_client(retrying_config) as client:
         agent, other, again = client.agent(), client.agent(), client.agent()
         await agent.hello("orin")
         await other.hello("other")

@@ -138,9 +138,8 @@ async def test_a_second_session_of_the_same_id_is_refused_and_the_first_goes_on(
 async def test_an_agent_that_falls_silent_goes_offline_and_one_that_speaks_does_not(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving_client(
-        config.with_values(sessions={"lease_s": 1.0, "missed_leases": 1, "check_s": 0.05})
-    ) as client:
+    monkeypatch.setattr("coordinator.state.leases.MISSED_LEASES", 1)
+    async with serving_client(config.with_values(sessions={"lease_s": 1.0, "check_s": 0.05})) as client:
         silent, talker = client.agent(), client.agent()
         assert (await silent.hello("silent")).lease_s == 1.0
         await talker.hello("talker")
@@ -621,9 +620,8 @@ async def test_an_agent_that_is_gone_before_it_could_be_told_is_no_failure(
 async def test_an_agent_that_reads_nothing_goes_offline_when_its_lease_has_lapsed(
     config: CoordinatorSettings, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving_client(
-        config.with_values(sessions={"lease_s": 1.0, "missed_leases": 1, "check_s": 0.05})
-    ) as client:
+    monkeypatch.setattr("coordinator.state.leases.MISSED_LEASES", 1)
+    async with serving_client(config.with_values(sessions={"lease_s": 1.0, "check_s": 0.05})) as client:
 
         async def offline() -> bool:
             return await client.states() == {"slow": "offline"}

@@ -396,7 +396,10 @@ _TROUBLE_WITHIN_S = 60.0
 _SOON_S = 0.01
 
 
-IMPATIENT = StoreSettings(lock_timeout_s=0.02)
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stores wait only briefly for another program's lock."""
+    monkeypatch.setattr("coordinator.store.database.LOCK_TIMEOUT_S", 0.02)
 
 
 async def soon(_: float) -> None:
@@ -488,9 +491,9 @@ def test_a_disk_that_somebody_else_fills(small_disk: Path) -> None:
     assert said == f"the coordinator's store is unavailable: {path}: database or disk is full: free some space"
 
 
-def test_a_file_that_is_locked_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_locked_for_long(tmp_path: Path, impatient: None) -> None:
     path = tmp_path / "coordinator.db"
-    store = Store(path, settings=IMPATIENT)
+    store = Store(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         said = through_trouble(
             store,
@@ -519,8 +522,8 @@ async def test_a_file_that_is_locked_for_a_moment_is_waited_for(tmp_path: Path) 
     store.close()
 
 
-def test_rounds_are_read_from_a_file_that_is_being_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path / "coordinator.db", settings=IMPATIENT)
+def test_rounds_are_read_from_a_file_that_is_being_written_to(tmp_path: Path, impatient: None) -> None:
+    store = Store(tmp_path / "coordinator.db")
     store.save(finished_round(1))
     with closing(sqlite3.connect(tmp_path / "coordinator.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -592,20 +595,18 @@ async def test_a_name_too_long_for_a_postgresql_index_blocks_no_other_record(
 # --- at the start -------------------------------------------------------------------------------------------------
 
 
-async def test_a_file_that_is_locked_at_the_start_is_waited_for_on_standby(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_that_is_locked_at_the_start_is_waited_for_on_standby(tmp_path: Path, impatient: None) -> None:
     path = tmp_path / "coordinator.db"
     Store(path).close()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreUnavailableError, match="cannot be used as the coordinator's store: database is lock"):
-            Store(path, settings=IMPATIENT)
+            Store(path)
 
         async def unlock(_: float) -> None:
             other.execute("ROLLBACK")
 
-        (await open_store(path, StoreSettings(standby=True, lock_timeout_s=0.02), unlock)).close()
+        (await open_store(path, StoreSettings(standby=True), unlock)).close()
 
 
 def test_a_file_that_no_room_is_left_for_at_the_start_is_said_to_be_full(tmp_path: Path) -> None:

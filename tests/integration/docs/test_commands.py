@@ -157,7 +157,8 @@ async def test_commands_of_an_operator(
     (tmp_path / "site.toml").write_text(_SITE)
     site = {"budget_w": None, "file": tmp_path / "site.toml"}
     # The agents here do not renew their leases by themselves.
-    async with serving(config.with_values(site=site, sessions={"missed_leases": 1000})) as client:
+    monkeypatch.setattr("coordinator.state.leases.MISSED_LEASES", 1000)
+    async with serving(config.with_values(site=site)) as client:
         agents = await in_its_third_round(client)
         # Commands that end a run or a session come last.
         for block in sorted(blocks_of("fleet"), key=lambda block: bool(_ENDS.search(block.text))):

@@ -299,8 +299,8 @@ def test_an_own_hello_that_arrives_late_is_no_other_agent(
         async with served(coordinator) as port:
             proxy = Proxy(port)
             proxy.silent = 1  # nobody answers the first Hello
-            settings = SessionSettings(welcome_timeout_s=0.3)
-            async with proxy.listening() as front, session_at(front, outbox, settings):
+            monkeypatch.setattr("edge_agent.session.coordinator_session.WELCOME_TIMEOUT_S", 0.3)
+            async with proxy.listening() as front, session_at(front, outbox):
                 await eventually(lambda: "reached the coordinator late" in caplog.text or "This agent" in caplog.text)
                 coordinator.refusal = None
                 before = len(coordinator.installations)

@@ -10,7 +10,7 @@ from coordinator.budgets.site_file import SiteFile
 from coordinator.errors import DuplicateSessionError, NoDevicesError, StillInUseError
 from coordinator.settings import GrantSettings, SessionSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.leases import Leases, pace_of
+from coordinator.state.leases import RECONNECTS_PER_S, Leases, pace_of
 from coordinator.state.records import (
     DeviceResult,
     GivenUpTraining,
@@ -61,7 +61,7 @@ def test_a_small_fleet_is_heard_of_every_few_seconds_and_comes_back_at_once() ->
 def test_a_large_fleet_renews_and_comes_back_no_faster_than_can_be_served(devices: int) -> None:
     pace = fleet_of(devices).pace
     assert devices / pace.lease_s <= SETTINGS.renewals_per_s
-    assert devices / pace.reconnect_s == pytest.approx(SETTINGS.reconnects_per_s)
+    assert devices / pace.reconnect_s == pytest.approx(RECONNECTS_PER_S)
 
 
 def test_the_pace_after_a_restart_is_that_of_the_fleet_that_is_expected() -> None:

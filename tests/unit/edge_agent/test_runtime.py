@@ -39,7 +39,6 @@ from edge_agent.runtime.states import (
 from edge_agent.serving.device_turns import DeviceTurns
 from edge_agent.serving.duty_figures import DutyFile
 from edge_agent.session.grants import GrantKeeper
-from edge_agent.settings import RecoverySettings
 from tests.fakes.agent_socket import Reports
 from tests.fakes.boards import MODE, OTHER_SCRIPTED_MODE, ScriptedDevice
 from tests.fakes.duties import LiveBoard, duty
@@ -213,7 +212,7 @@ def reports():
 
 
 def supervisor_of(board, reports, due_fronts=lambda: [session_pb2.FrontReport()]):
-    return RecoverySupervisor(board, reports, StateReporter(reports), board, due_fronts, RecoverySettings(retry_s=0))
+    return RecoverySupervisor(board, reports, StateReporter(reports), board, due_fronts)
 
 
 @pytest.mark.parametrize("event", [TrainingEnded(drift="slower"), DeviceFailed("no permission")])

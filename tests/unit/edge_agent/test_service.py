@@ -73,14 +73,18 @@ def test_what_nohup_ignores_does_not_end_it(run, monkeypatch):
 
 def test_options_override_the_environment_which_overrides_the_file(agent, tmp_path, monkeypatch):
     config = tmp_path / "agent.toml"
-    config.write_text(
-        '[device]\nid = "from-file"\nseed = 3\n[recovery]\nretry_s = 60\n[session]\nsilence_timeout_s = 20\n'
-    )
-    monkeypatch.setenv("WATTFLEET_AGENT_RECOVERY_RETRY_S", "90")
+    config.write_text('[device]\nid = "from-file"\nseed = 3\n[session]\nsilence_timeout_s = 20\nstop_timeout_s = 60\n')
+    monkeypatch.setenv("WATTFLEET_AGENT_SESSION_STOP_TIMEOUT_S", "90")
     options = ("run", "--device", "simulated:orin-nano", "--minibatches-per-epoch", 100, "--config", config)
     ended = agent(*options, "--device-id", "from-option", "--print-config")
     assert ended.code == 0
-    for line in ('id = "from-option"', "seed = 3", "retry_s = 90.0", "silence_timeout_s = 20.0", "idle_s = 20.0"):
+    for line in (
+        'id = "from-option"',
+        "seed = 3",
+        "stop_timeout_s = 90.0",
+        "silence_timeout_s = 20.0",
+        "minibatch = 16",
+    ):
         assert line in ended.out.splitlines(), ended.out
 
 

@@ -16,7 +16,6 @@ from edge_agent.session.certificate_keeper import RevokedCertificates
 from edge_agent.session.grants import GrantKeeper, NoGrantError
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import SessionNews, read_session_status
-from edge_agent.settings import SessionSettings
 from tests.fakes.fleets import front
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS
@@ -237,8 +236,9 @@ def test_only_the_newest_front_waits_an_earlier_processs_included(path):
     assert [request.front.idle_w for request in opened(path).after(0)] == [3]
 
 
-def test_beyond_the_bound_the_oldest_observations_are_forgotten_and_counted(path, caplog):
-    outbox = opened(path, settings=SessionSettings(max_queued_observations=3))
+def test_beyond_the_bound_the_oldest_observations_are_forgotten_and_counted(path, caplog, monkeypatch):
+    monkeypatch.setattr("edge_agent.session.outbox.MAX_OBSERVATIONS", 3)
+    outbox = opened(path)
     outbox.add(front_of(1))
     for number in range(5):
         outbox.add(observation(number))
