@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from wattfleet.common.settings.model import Group, LogSettings, Names, Settings, setting
 from wattfleet.core.planning.policies import POLICIES
@@ -434,6 +434,8 @@ class SuperLinkSettings(Group):
 class CoordinatorSettings(Settings):
     """All settings of a coordinator."""
 
+    prefix: ClassVar[str] = "WATTFLEET_COORDINATOR_"
+
     server: ServerSettings = ServerSettings()
     identity: IdentitySettings = IdentitySettings()
     superlink: SuperLinkSettings = SuperLinkSettings()
@@ -455,10 +457,7 @@ class CoordinatorSettings(Settings):
 #
 # `docs/decisions/0009-settings.md` explains which constants are not settings, and why.
 
-ENVIRONMENT_PREFIX = "WATTFLEET_COORDINATOR_"
-
 __all__ = [
-    "ENVIRONMENT_PREFIX",
     "ClaimSettings",
     "CoordinatorSettings",
     "GrantSettings",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, IDENTITY_DIRECTORY
 from edge_agent.workloads.loading import SHIPPED, Processor
@@ -12,8 +13,6 @@ from wattfleet.common.settings.model import Group, LogSettings, Settings, settin
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import LARGEST_COUNT
 from wattfleet_proto.names import DEFAULT_SOCKET
-
-ENVIRONMENT_PREFIX = "WATTFLEET_AGENT_"
 
 
 class DeviceSettings(Group):
@@ -170,6 +169,8 @@ class MetricsSettings(Group):
 
 class AgentSettings(Settings):
     """All settings of an agent."""
+
+    prefix: ClassVar[str] = "WATTFLEET_AGENT_"
 
     device: DeviceSettings
     profile: ProfileSettings = ProfileSettings()

@@ -35,7 +35,6 @@ class ServeCommand(SettingsCommand):
     """`serve`, with an option for each setting that has one."""
 
     model = "coordinator.settings:CoordinatorSettings"
-    prefix = "WATTFLEET_COORDINATOR_"
 
 
 @app.command(cls=ServeCommand, rich_help_panel=_MACHINE)

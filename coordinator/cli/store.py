@@ -205,19 +205,18 @@ def _file(store: str | None, config: Path | None, instead: str, must_exist: bool
 
 
 def _location(store: str | None, config: Path | None) -> URL:
-    """The store's location: as given, or else that of the settings."""
-    from coordinator.settings import ENVIRONMENT_PREFIX, CoordinatorSettings
+    """The store's location: as given, or else that of the settings of `serve`."""
     from coordinator.store.database import database_url
-    from wattfleet.common.settings.command import require_no_password
-    from wattfleet.common.settings.model import load
-    from wattfleet.common.settings.option_variables import variables_beside
+    from wattfleet.common.settings.command import effective
 
-    if store is not None:
-        require_no_password("--store", store)
-    options = {} if store is None else {"store.location": store}
-    of_others = variables_beside(click.get_current_context())
-    loaded = load(CoordinatorSettings, ENVIRONMENT_PREFIX, options, config, of_others)
-    return database_url(loaded.settings.store.location)
+    group = click.get_current_context()
+    while not (isinstance(group.command, click.Group) and "serve" in group.command.commands):
+        assert group.parent is not None, "the command is beside `serve`"
+        group = group.parent
+    options = ["--store", store] if store is not None else []
+    options += ["--config", str(config)] if config is not None else []
+    with group.command.commands["serve"].make_context("serve", options, parent=group) as serve:
+        return database_url(effective(serve).store.location)
 
 
 def _require_file(path: Path) -> None:

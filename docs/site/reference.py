@@ -10,13 +10,11 @@ from pathlib import Path
 
 import click
 
-from coordinator.settings import ENVIRONMENT_PREFIX as COORDINATOR_PREFIX
 from coordinator.settings import CoordinatorSettings
-from edge_agent.settings import ENVIRONMENT_PREFIX as AGENT_PREFIX
 from edge_agent.settings import AgentSettings
 from wattfleet.common.cli import wattfleet
 from wattfleet.common.help import variables_text
-from wattfleet.common.settings.model import Settings, keys_of, variable_of
+from wattfleet.common.settings.model import Settings, keys_of
 
 _PROTOCOL = Path(__file__).parents[2] / "proto" / "wattfleet_proto" / "v1"
 
@@ -43,14 +41,11 @@ def settings() -> str:
         "# Settings",
         "",
         "An option wins over its environment variable, and that over the settings file. A key `keep_days` of the table"
-        f" `store` is `{variable_of(COORDINATOR_PREFIX, 'store.keep_days')}` in the environment.",
+        f" `store` is `{CoordinatorSettings.variable_of('store.keep_days')}` in the environment.",
     ]
-    models: list[tuple[str, str, type[Settings]]] = [
-        ("The coordinator", COORDINATOR_PREFIX, CoordinatorSettings),
-        ("The agent", AGENT_PREFIX, AgentSettings),
-    ]
-    for title, prefix, model in models:
-        lines += ["", f"## {title}", "", f"Environment variables start with `{prefix}`."]
+    models: list[tuple[str, type[Settings]]] = [("The coordinator", CoordinatorSettings), ("The agent", AgentSettings)]
+    for title, model in models:
+        lines += ["", f"## {title}", "", f"Environment variables start with `{model.prefix}`."]
         group = ""
         for key in keys_of(model):
             if key.group != group:

@@ -175,7 +175,6 @@ class RunCommand(SettingsCommand):
     """The command `run`, with an option for each setting that defines one."""
 
     model = "edge_agent.settings:AgentSettings"
-    prefix = "WATTFLEET_AGENT_"
 
 
 def run(ctx: typer.Context) -> None:

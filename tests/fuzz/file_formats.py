@@ -85,11 +85,9 @@ def formats(profiled: Path, board: Device, folder: Path) -> dict[str, Format]:
         "site file": Format({"site.toml": _SITE, "plan.csv": _PLAN}, lambda at: read_site_file(at / "site.toml")),
         "coordinator settings": Format(
             {"coordinator.toml": _COORDINATOR},
-            lambda at: load(CoordinatorSettings, "FUZZED_", config=at / "coordinator.toml"),
+            lambda at: load(CoordinatorSettings, at / "coordinator.toml"),
         ),
-        "agent settings": Format(
-            {"agent.toml": _AGENT}, lambda at: load(AgentSettings, "FUZZED_", config=at / "agent.toml")
-        ),
+        "agent settings": Format({"agent.toml": _AGENT}, lambda at: load(AgentSettings, at / "agent.toml")),
         "corpus": Format({"corpus.csv": _CORPUS}, lambda at: read_corpus(at / "corpus.csv")),
         "journal": Format({PROFILE_FILE: journal}, open_journal),
         "profile of the agent's commands": Format({PROFILE_FILE: journal}, read_profile),

@@ -1,19 +1,25 @@
-"""The `wattfleet` command, with the groups of all installed packages."""
+"""The `wattfleet` command, with the groups of all installed packages.
+
+The options of commands can also be set by environment variables. The option `--site` of `wattfleet coordinator devices`
+has the variable `WATTFLEET_COORDINATOR_DEVICES_SITE`. An option with its own variable keeps it, such as
+`--coordinator`. An option that has to be given each time, such as `--yes`, is declared with `allow_from_autoenv=False`.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 import click
 import typer
 
 from wattfleet.common.console import plain_text, print_line
-from wattfleet.common.help import Help
-from wattfleet.common.settings.option_variables import name_variables
-from wattfleet.common.settings.user_file import with_origin
+from wattfleet.common.help import Help, prefix_of, settable_options
+from wattfleet.common.settings.command import SettingsCommand
+from wattfleet.common.settings.user_file import DefaultsFromFile, key_of, with_origin
 from wattfleet.common.tasks import print_completion
 from wattfleet.common.version import show_version
 from wattfleet.core.errors import WattfleetError
@@ -69,6 +75,27 @@ class InstalledCommands(click.Group):
             raise with_origin(error) from None
         except ModuleNotFoundError as error:
             raise _missing(ctx.invoked_subcommand or "", error.name or str(error)) from None
+
+
+def name_variables(command: click.Command, path: Sequence[str]) -> None:
+    """Let the options of a command and of its subcommands be set by variables and by the user's settings file.
+
+    Commands with a settings model are not changed, since they read their own variables and file.
+
+    Args:
+        command: the command, changed in place.
+        path: the words that run it, such as `["wattfleet", "coordinator"]`.
+    """
+    if isinstance(command, click.Group):
+        command.context_class = Help
+        for name, each in command.commands.items():
+            name_variables(each, [*path, name])
+    elif not isinstance(command, SettingsCommand):
+        command.context_class = DefaultsFromFile
+        for option in settable_options(command.params):
+            option.show_envvar = False  # the end of the help names all of them
+            if option.envvar is None:
+                option.envvar = prefix_of(path) + key_of(option).upper()
 
 
 def installation_of(name: str) -> str:

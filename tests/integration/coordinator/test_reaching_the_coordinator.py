@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 
 from coordinator.cli import options
 from coordinator.cli.commands import app
-from coordinator.settings import ENVIRONMENT_PREFIX, CoordinatorSettings
+from coordinator.settings import CoordinatorSettings
 from coordinator.systemd.installation import SETTINGS_PATH, STATE_DIRECTORY
 from tests.fakes import base_installation
 from tests.fakes.served import CertifiedFleet, Client, a_round, certified, command, serving
@@ -77,7 +77,7 @@ def test_what_the_commands_read_of_the_settings_is_what_serve_uses() -> None:
     settings = CoordinatorSettings()
     for (group, key), default in options.DEFAULTS.items():
         assert default in ("", str(getattr(getattr(settings, group), key))), f"{group}.{key}"
-    assert options.PREFIX == ENVIRONMENT_PREFIX
+    assert options.PREFIX == CoordinatorSettings.prefix
     assert (SETTINGS_PATH, STATE_DIRECTORY) == ("/etc/wattfleet/coordinator.toml", "/var/lib/wattfleet-coordinator")
     assert str(options.INSTALLED_FOLDER) == STATE_DIRECTORY
 
@@ -123,7 +123,7 @@ async def test_the_coordinator_of_a_folder_a_settings_file_and_the_service_is_fo
     if place == "settings file":
         authority, store = folder / "wattfleet-identity", folder / "wattfleet-coordinator.db"
         file.write_text(f'[identity]\ndirectory = "{authority}"\n[store]\nlocation = "sqlite:///{store}"\n')
-        monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}CONFIG", str(file))
+        monkeypatch.setenv(f"{options.PREFIX}CONFIG", str(file))
     elif place == "service":
         file.write_text('[server]\naddress = "127.0.0.1:0"\n')
         monkeypatch.setattr(options, "INSTALLED_SETTINGS", file)
@@ -161,7 +161,7 @@ def test_a_configured_coordinator_is_asked_where_its_settings_say(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, expected: str
 ) -> None:
     Path("coordinator.toml").write_text('[server]\naddress = "0.0.0.0:7471"\n')
-    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}{variable}", value)
+    monkeypatch.setenv(f"{options.PREFIX}{variable}", value)
     assert f"no coordinator answers at {expected}" in asked()
 
 

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from wattfleet.common import cli
-from wattfleet.common.settings.command import SettingsCommand
-from wattfleet.common.settings.option_variables import name_variables, variables_of
+from wattfleet.common.cli import name_variables
+from wattfleet.common.settings.command import SettingsCommand, variables_of
 from wattfleet.common.settings.user_file import FILE_VARIABLE
 from wattfleet.core.errors import InvalidInputError
 

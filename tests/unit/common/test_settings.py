@@ -1,6 +1,6 @@
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 import typer
@@ -33,13 +33,14 @@ class MenuSettings(Group):
 class KitchenSettings(Settings):
     """A kitchen."""
 
+    prefix: ClassVar[str] = PREFIX
+
     oven: OvenSettings = OvenSettings()
     menu: MenuSettings = MenuSettings()
 
 
 class KitchenCommand(SettingsCommand):
     model = f"{__name__}:KitchenSettings"
-    prefix = PREFIX
 
 
 app = typer.Typer()
@@ -86,22 +87,18 @@ def test_options_override_the_environment_which_overrides_the_file(
     assert cooked[0].oven == OvenSettings(power_w=3.0, bake_min=22, fan=True)
     assert cooked[0].menu == MenuSettings(source="file")
 
-    loaded = load(KitchenSettings, PREFIX, {"oven.power_w": 3.0}, path)
-    assert loaded.settings == cooked[0]
-    assert loaded.origins == {
-        "oven.power_w": "--power-w",
-        "oven.bake_min": f"{PREFIX}OVEN_BAKE_MIN",
-        "oven.fan": str(path),
-        "menu.source": str(path),
-    }
+    printed = run("--config", str(path), "--power-w", "3", "--print-config").stdout
+    for origin in ("--power-w", f"{PREFIX}OVEN_BAKE_MIN", path):
+        assert f"Set by: {origin}.".replace(" ", "") in printed.replace("\n#", "").replace(" ", "")
 
 
 def test_the_environment_can_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{PREFIX}CONFIG", str(write(tmp_path, "[oven]\nfan = true")))
-    assert load(KitchenSettings, PREFIX).settings.oven.fan
     other = tmp_path / "other.toml"
     other.write_text("")
-    assert not load(KitchenSettings, PREFIX, config=other).settings.oven.fan
+    run()
+    run("--config", str(other))
+    assert [each.oven.fan for each in cooked] == [True, False]
 
 
 def test_the_constructor_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,26 +144,35 @@ def test_lists_and_flags_come_from_options_and_the_environment(monkeypatch: pyte
 def test_an_error_names_the_file_the_key_and_a_remedy(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(InvalidInputError) as refused:
-        load(KitchenSettings, PREFIX, config=path)
+        load(KitchenSettings, path)
     assert str(refused.value) == f"{path}: {message}"
 
 
 def test_an_error_names_the_option_or_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInputError, match=r"^--power-w must be above 0, not -1"):
         run("--power-w", "-1")
+    with pytest.raises(InvalidInputError, match=r"^--power-w must be a number, not 'hot'"):
+        run("--power-w", "hot")
     monkeypatch.setenv(f"{PREFIX}OVEN_BAKE_MIN", "soon")
     with pytest.raises(InvalidInputError, match=f"^{PREFIX}OVEN_BAKE_MIN must be a whole number, not 'soon'$"):
-        load(KitchenSettings, PREFIX)
+        run()
+
+
+def test_a_variable_does_not_hide_that_the_file_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{PREFIX}OVEN_FAN", "true")
+    path = write(tmp_path, "oven = 3")
+    with pytest.raises(InvalidInputError, match=f"^{path}: \\[oven\\] must be a table$"):
+        run("--config", str(path))
 
 
 def test_an_unknown_variable_is_refused_with_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
     # Kubernetes sets these variables for a service of that name.
     monkeypatch.setenv(f"{PREFIX}SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv(f"{PREFIX}PORT_7070_TCP_ADDR", "10.0.0.1")
-    load(KitchenSettings, PREFIX)
+    run()
     monkeypatch.setenv(f"{PREFIX}OVEN_POWER", "3")
     with pytest.raises(InvalidInputError, match=f"{PREFIX}OVEN_POWER; did you mean '{PREFIX}OVEN_POWER_W'"):
-        load(KitchenSettings, PREFIX)
+        run()
 
 
 @pytest.mark.parametrize(
@@ -176,24 +182,24 @@ def test_an_unknown_variable_is_refused_with_a_suggestion(monkeypatch: pytest.Mo
 def test_a_settings_file_that_breaks_a_parser_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "kitchen.toml").write_text(text)
     with pytest.raises(InvalidInputError, match=f"kitchen.toml is not valid TOML: .*{why}") as refused:
-        load(KitchenSettings, PREFIX, config=tmp_path / "kitchen.toml")
+        load(KitchenSettings, tmp_path / "kitchen.toml")
     assert len(str(refused.value)) < 500
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="cannot read the settings file .*absent: No such file or directory"):
-        load(KitchenSettings, PREFIX, config=tmp_path / "absent")
+        load(KitchenSettings, tmp_path / "absent")
     with pytest.raises(InvalidInputError, match="cannot read the settings file .*: Is a directory"):
-        load(KitchenSettings, PREFIX, config=tmp_path)
+        load(KitchenSettings, tmp_path)
     with pytest.raises(InvalidInputError, match="kitchen.toml is not valid TOML: Expected"):
-        load(KitchenSettings, PREFIX, config=write(tmp_path, "[oven"))
+        load(KitchenSettings, write(tmp_path, "[oven"))
 
 
 def test_the_help_shows_each_option_with_its_default() -> None:
     text = " ".join(run("--help").stdout.split())
     for shown in (
         "Power of the oven. Default: 2000.",
-        "--fan Run the fan. Default: no.",
+        "--fan / --no-fan Run the fan. Default: no.",
         "[pie|roast] Dish to cook. Default: pie.",
         "People who come. Default: none.",
         f"Default: {PREFIX}CONFIG, else no file.",
@@ -201,7 +207,8 @@ def test_the_help_shows_each_option_with_its_default() -> None:
         "--quietly",
     ):
         assert shown in text
-    assert "bake" not in text
+    assert "--oven-bake" not in text and "Time to bake" not in text
+    assert run("--oven-bake-min", "3").exit_code == 2
 
 
 def test_printed_settings_explain_themselves_and_can_be_read_back(tmp_path: Path) -> None:
@@ -215,10 +222,9 @@ def test_printed_settings_explain_themselves_and_can_be_read_back(tmp_path: Path
     assert "# The oven.\n[oven]\n" in printed.stdout
     again = tmp_path / "again.toml"
     again.write_text(printed.stdout)
-    assert (
-        load(KitchenSettings, PREFIX, {}, again).settings
-        == load(KitchenSettings, PREFIX, {"menu.dish": "roast"}, path).settings
-    )
+    run("--config", str(again))
+    run("--config", str(path), "--dish", "roast")
+    assert cooked[0] == cooked[1]
 
 
 def test_printed_settings_hold_no_password(tmp_path: Path) -> None:
@@ -246,5 +252,5 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(url: str, tm
 def test_a_wrong_value_with_a_password_is_not_repeated(tmp_path: Path) -> None:
     path = write(tmp_path, "[menu]\nsource = ['postgresql://cook:secret@db/recipes']")
     with pytest.raises(InvalidInputError, match="must be a text") as refused:
-        load(KitchenSettings, PREFIX, {}, path)
+        load(KitchenSettings, path)
     assert "secret" not in str(refused.value)

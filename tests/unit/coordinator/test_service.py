@@ -22,7 +22,6 @@ from coordinator.cli.commands import ServeCommand
 from coordinator.identity.authority_folder import AuthorityFolder
 from coordinator.server import policy_of, selection_of, serve_many, site_of
 from coordinator.settings import (
-    ENVIRONMENT_PREFIX,
     CoordinatorSettings,
     PolicySettings,
     SelectionSettings,
@@ -30,8 +29,7 @@ from coordinator.settings import (
 )
 from coordinator.systemd.installation import SETTINGS_PATH, STATE_DIRECTORY, UNIT_PATH, USER, USER_PATH
 from tests.fakes.served import command
-from wattfleet.common.settings.model import keys_of, load
-from wattfleet.common.settings.toml_text import as_toml
+from wattfleet.common.settings.model import as_toml, keys_of, load
 from wattfleet.common.systemd import InstalledCode
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.planning import Selection
@@ -85,15 +83,15 @@ def test_over_selection_needs_a_policy_with_a_number_of_devices(policy: Policy) 
 def test_a_value_out_of_range_is_refused(option: str, key: str, value: float, message: str) -> None:
     assert option in {each.option for each in keys_of(CoordinatorSettings) if each.path == key}
     with pytest.raises(InvalidInputError) as refused:
-        load(CoordinatorSettings, ENVIRONMENT_PREFIX, {key: value})
+        load(CoordinatorSettings, given={key: (value, option)})
     assert str(refused.value) == message
 
 
 def test_the_printed_defaults_are_read_back_as_the_defaults(tmp_path: Path) -> None:
-    loaded = load(CoordinatorSettings, ENVIRONMENT_PREFIX)
+    loaded = load(CoordinatorSettings)
     path = tmp_path / "coordinator.toml"
     path.write_text(as_toml(loaded, "wattfleet coordinator serve"))
-    assert load(CoordinatorSettings, ENVIRONMENT_PREFIX, {}, path).settings == loaded.settings == CoordinatorSettings()
+    assert load(CoordinatorSettings, path).settings == loaded.settings == CoordinatorSettings()
 
 
 def test_every_setting_is_described_and_the_command_reads_this_model() -> None:
@@ -101,7 +99,6 @@ def test_every_setting_is_described_and_the_command_reads_this_model() -> None:
         assert key.description.endswith("."), key.path
         assert key.name.endswith("_s") == (key.unit == "s") or key.unit == "1/s", key.path
     assert ServeCommand.settings_model() is CoordinatorSettings
-    assert ServeCommand.prefix == ENVIRONMENT_PREFIX
     assert importlib.import_module("coordinator.settings").CoordinatorSettings is CoordinatorSettings
 
 

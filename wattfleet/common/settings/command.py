@@ -1,52 +1,101 @@
 """A command with the options of a settings model, `--config` and `--print-config`.
 
-The model is imported when the command's options are needed, so that other commands start without pydantic.
+Click finds the value of each key: an option overrides an environment variable, and both override the file. The model
+converts and checks the values. It is imported when the command's options are needed, so that other commands start
+without pydantic.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 import click
+from click.core import ParameterSource
 from typer.core import TyperCommand, TyperOption
 
-from wattfleet.common.help import Help
+from wattfleet.common.help import Help, settable_options
 
 if TYPE_CHECKING:
     from wattfleet.common.settings.model import Key, Settings
 
-_GIVEN = "wattfleet.common.settings.given"
+_GIVEN, _CONFIG, _PRINTS = (f"wattfleet.common.settings.{name}" for name in ("given", "config", "prints"))
 _WIDEST_CHOICES = 12
+
+# Kubernetes sets these variables for a service with the prefix's name.
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?")
 
 
 class _KeyOption(TyperOption):
-    """An option whose help names its key's environment variable."""
+    """The option and the environment variable of a key. A key without an option has only the variable."""
 
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Return nothing: `load` reads the environment, and records the origin of each value."""
-        return None
+    def __init__(self, key: Key, model: type[Settings]) -> None:
+        type_ = _type(key.field.annotation)
+        is_list = get_origin(type_) is tuple
+        choices = list(get_args(type_)) if get_origin(type_) is Literal else []
+        # Rich leaves little space for help beside a long list of choices.
+        in_help = sum(map(len, choices)) > _WIDEST_CHOICES
+        one_of = f" One of {', '.join(choices)}." if in_help else ""
+        name = key.path.replace(".", "_")
+        option = key.option or f"--{name}"
+        super().__init__(
+            param_decls=[name, f"{option}/--no-{option.removeprefix('--')}" if type_ is bool else option],
+            envvar=model.variable_of(key.path),
+            type=str if choices else _click_type(get_args(type_)[0] if is_list else type_),
+            metavar="NAME" if in_help else f"[{'|'.join(choices)}]" if choices else None,
+            is_flag=type_ is bool or None,
+            autocompletion=(lambda ctx, args, incomplete: choices) if choices else None,
+            multiple=is_list,
+            default=None,
+            help=f"{key.description}{one_of} {key.default_text}",
+            hidden=not key.option,
+            expose_value=False,
+            callback=_note,
+            rich_help_panel=model.title_of(key.group),
+        )
+        self.key = key
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Accept the option on the command line, if the key has one."""
+        if self.key.option:
+            super().add_to_parser(parser, ctx)
+
+    def value_from_envvar(self, ctx: click.Context) -> str | None:
+        """Return the variable as it is, since the model splits lists, at commas."""
+        return self.resolve_envvar_value(ctx)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Return the value as it is, since the model converts it, and names its origin in errors."""
+        return value
 
 
 class SettingsCommand(TyperCommand):
     """A command with an option for each key of its settings model that defines one.
 
-    Subclasses state `model` and `prefix`; the command's function calls `effective`.
+    Subclasses state `model`; the command's function calls `effective`.
     """
 
     model: str
     """The location of the model, such as `coordinator.settings:CoordinatorSettings`."""
-    prefix: str
-    """The prefix of the environment variables, such as `WATTFLEET_COORDINATOR_`."""
 
     context_class = Help
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the model's options, then the command's own."""
-        return [*_options(self.settings_model(), self.prefix), *super().get_params(ctx)]
+        from wattfleet.common.settings.model import keys_of
+
+        model = self.settings_model()
+        return [*(_KeyOption(key, model) for key in keys_of(model)), *_options(model), *super().get_params(ctx)]
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of its environment variables, for the help."""
+        return self.settings_model().prefix
 
     @classmethod
     def settings_model(cls) -> type[Settings]:
@@ -64,90 +113,85 @@ def effective(ctx: click.Context) -> Any:
     Raises:
         InvalidInputError: a key is unknown, a value cannot be used, or the file cannot be read.
     """
-    from wattfleet.common.settings.model import load, with_required_keys_optional
-    from wattfleet.common.settings.option_variables import variables_beside
-    from wattfleet.common.settings.toml_text import as_toml
+    from wattfleet.common.settings.model import as_toml, load, with_required_keys_optional
 
     command = ctx.command
     assert isinstance(command, SettingsCommand), "the command has settings"
-    given: dict[str, Any] = ctx.meta.get(_GIVEN, {}).copy()
-    config, prints = given.pop("config", None), given.pop("print-config", False)
-    model, of_others = command.settings_model(), variables_beside(ctx)
-    if prints:
-        partial = load(with_required_keys_optional(model), command.prefix, given, config, of_others)
-        click.echo(as_toml(partial, ctx.command_path), nl=False)
+    _require_known_variables(ctx, command)
+    config, given = ctx.meta[_CONFIG], ctx.meta.get(_GIVEN, {})
+    model = command.settings_model()
+    if ctx.meta[_PRINTS]:
+        click.echo(as_toml(load(with_required_keys_optional(model), config, given), ctx.command_path), nl=False)
         ctx.exit()
-    return load(model, command.prefix, given, config, of_others).settings
+    return load(model, config, given).settings
 
 
-def _options(model: type[Settings], prefix: str) -> Iterator[click.Parameter]:
-    from wattfleet.common.settings.model import keys_of
+def _options(model: type[Settings]) -> Iterator[click.Parameter]:
+    def store(key: str) -> Any:
+        return lambda ctx, param, value: ctx.meta.__setitem__(key, value)
 
-    for key in keys_of(model):
-        if key.option:
-            yield from _of_key(key, model.title_of(key.group), prefix)
     yield TyperOption(
         param_decls=["--config"],
         type=click.Path(path_type=Path),
+        envvar=f"{model.prefix}CONFIG",
         help="Read all settings from this TOML file. Variables override it, and options override both. Default:"
-        f" {prefix}CONFIG, else no file.",
+        f" {model.prefix}CONFIG, else no file.",
         expose_value=False,
-        callback=_note("config"),
+        callback=store(_CONFIG),
     )
     yield TyperOption(
         param_decls=["--print-config"],
         is_flag=True,
+        allow_from_autoenv=False,
         help="Print all settings, with those that have no option, as commented TOML; then exit.",
         expose_value=False,
-        callback=_note("print-config"),
+        callback=store(_PRINTS),
     )
 
 
-def _of_key(key: Key, panel: str, prefix: str) -> Iterator[TyperOption]:
-    from wattfleet.common.settings.model import variable_of
-
-    type_ = _type(key.field.annotation)
-    is_list = get_origin(type_) is tuple
-    choices = list(get_args(type_)) if get_origin(type_) is Literal else []
-    # Rich leaves little space for help beside a long list of choices.
-    in_help = sum(map(len, choices)) > _WIDEST_CHOICES
-    one_of = f" One of {', '.join(choices)}." if in_help else ""
-    yield _KeyOption(
-        param_decls=[key.option],
-        envvar=variable_of(prefix, key.path),
-        type=str if choices else _click_type(get_args(type_)[0] if is_list else type_),
-        metavar="NAME" if in_help else f"[{'|'.join(choices)}]" if choices else None,
-        is_flag=type_ is bool or None,
-        autocompletion=(lambda ctx, args, incomplete: choices) if choices else None,
-        multiple=is_list,
-        # None distinguishes "not given" from a value that equals the default.
-        default=None,
-        help=f"{key.description}{one_of} {key.default_text}",
-        expose_value=False,
-        callback=_note(key.path),
-        rich_help_panel=panel,
-    )
-    if type_ is bool:
-        yield TyperOption(
-            param_decls=[f"--no-{key.option.removeprefix('--')}"],
-            is_flag=True,
-            default=None,
-            hidden=True,
-            expose_value=False,
-            callback=_note(key.path, negated=True),
-        )
+def _note(ctx: click.Context, option: _KeyOption, value: Any) -> Any:
+    """Record a value and its origin, if an option or a variable has set it."""
+    source = ctx.get_parameter_source(str(option.name))
+    if source is ParameterSource.COMMANDLINE:
+        require_no_password(option.key.option, value)
+        ctx.meta.setdefault(_GIVEN, {})[option.key.path] = value, option.key.option
+    elif source is ParameterSource.ENVIRONMENT:
+        ctx.meta.setdefault(_GIVEN, {})[option.key.path] = value, option.envvar
+    return value
 
 
-def _note(path: str, negated: bool = False) -> Any:
-    """Return a callback that stores a value given on the command line, or its opposite."""
+def _require_known_variables(ctx: click.Context, command: SettingsCommand) -> None:
+    """Refuse environment variables that look like settings but are not.
 
-    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        if value is not None and value != ():
-            require_no_password(param.opts[0], value)
-            ctx.meta.setdefault(_GIVEN, {})[path] = not value if negated else value
-        return value
+    Raises:
+        InvalidInputError: there is such a variable.
+    """
+    from wattfleet.common.settings.model import suggestion
+    from wattfleet.core.errors import InvalidInputError
 
-    return callback
+    known = {str(each.envvar) for each in command.get_params(ctx) if each.envvar} | variables_beside(ctx)
+    for name in sorted(os.environ):
+        own = name.removeprefix(command.prefix)
+        if own != name and name not in known and not _SERVICE_LINK.fullmatch(own):
+            raise InvalidInputError(f"unknown environment variable {name}{suggestion(name, known)}")
+
+
+def variables_of(command: click.Command) -> Iterator[str]:
+    """Return the variables of a command's and its subcommands' options, without those of settings models."""
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            yield from variables_of(each)
+    else:
+        for option in settable_options(command.params):
+            if isinstance(option.envvar, str):
+                yield option.envvar
+
+
+def variables_beside(ctx: click.Context) -> frozenset[str]:
+    """Return the variables of all commands in a command's top group, such as all of `wattfleet coordinator ...`."""
+    while ctx.parent is not None and ctx.parent.parent is not None:
+        ctx = ctx.parent
+    return frozenset(variables_of(ctx.command))
 
 
 def require_no_password(option: str, value: Any) -> None:

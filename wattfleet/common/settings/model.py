@@ -13,16 +13,17 @@ Example:
 from __future__ import annotations
 
 import difflib
-import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Optional, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Generic, Optional, TypeVar
 
+import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from wattfleet.common.addresses import without_passwords
 from wattfleet.common.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel
@@ -135,7 +136,7 @@ def _split(value: Any) -> Any:
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 """Several names: a list in TOML, a comma-separated list in an environment variable, or a repeated option."""
 
 
@@ -148,25 +149,21 @@ class Group(BaseModel):
 S = TypeVar("S", bound="Settings")
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """All settings of one process; every field is a `Group` with a one-word name.
 
-    The constructor uses only its arguments; `wattfleet.common.settings.model.load` reads the environment and files.
+    The constructor uses only its arguments; options, variables and files are read by `SettingsCommand` and `load`.
     """
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prefix: ClassVar[str]
+    """The beginning of the environment variables, such as `WATTFLEET_COORDINATOR_`."""
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Keep the environment out of the constructor."""
-        return (init_settings,)
+    def variable_of(cls, path: str) -> str:
+        """Return the variable that sets a key: for `store.keep_days`, `WATTFLEET_COORDINATOR_STORE_KEEP_DAYS`."""
+        return cls.prefix + path.replace(".", "_").upper()
 
     def with_values(self: S, **groups: Mapping[str, Any]) -> S:
         """Return a validated copy with changed keys, as in `with_values(store={"keep_days": 7})`."""
@@ -292,10 +289,7 @@ def keys_of(model: type[Settings]) -> Iterator[Key]:
 
 
 # --- Loading ----------------------------------------------------------------------------------------------------------
-# Reads settings from options, the environment and a TOML file, and records where each value came from.
-
-# Kubernetes sets these variables for a service with the prefix's name.
-_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?")
+# Reads settings from a TOML file, below the values of options and variables, and records where each value came from.
 
 
 @dataclass(frozen=True)
@@ -312,52 +306,25 @@ class Loaded(Generic[S]):
     origins: Mapping[str, str]
 
 
-def variable_of(prefix: str, path: str) -> str:
-    """Return the environment variable that sets a key: `store.keep_days` is `WATTFLEET_COORDINATOR_STORE_KEEP_DAYS`."""
-    return prefix + path.replace(".", "_").upper()
-
-
 def load(
-    model: type[S],
-    prefix: str,
-    options: Mapping[str, Any] | None = None,
-    config: Path | None = None,
-    of_others: Collection[str] = (),
+    model: type[S], config: Path | None = None, given: Mapping[str, tuple[Any, str]] = MappingProxyType({})
 ) -> Loaded[S]:
     """Read the effective settings of a process.
 
     Args:
         model: the process's settings.
-        prefix: the prefix of its environment variables, such as `WATTFLEET_COORDINATOR_`.
-        options: values given on the command line, by key, such as `store.keep_days`.
-        config: the TOML file. If it is None, the environment variable `<prefix>CONFIG` may name one.
-        of_others: variables with the same prefix that belong to other commands; they are ignored.
+        config: the TOML file, if there is one.
+        given: what options and variables override in the file: values and their origins, by key such as
+            `store.keep_days`.
 
     Raises:
         InvalidInputError: a key is unknown, a value cannot be used, or the file cannot be read.
     """
-    known = {variable_of(prefix, key.path) for key in keys_of(model)} | {f"{prefix}CONFIG"}
-    ignored = set(of_others) - known
-    _require_known(prefix, known, ignored)
-    if config is None and (named := os.environ.get(f"{prefix}CONFIG")):
-        config = Path(named)
-    option_of = {key.path: key.option for key in keys_of(model)}
-    variables = EnvSettingsSource(
-        model, env_prefix=prefix, env_nested_delimiter="_", env_nested_max_split=1, env_ignore_empty=True
-    )
-    folded = {name.lower() for name in ignored}
-    variables.env_vars = {name: value for name, value in variables.env_vars.items() if name.lower() not in folded}
-    layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
-        ({} if config is None else _file(config), lambda _: str(config)),
-        (variables(), lambda path: variable_of(prefix, path)),
-        (_nested(options or {}), lambda path: option_of[path]),
-    ]
-    merged: dict[str, Any] = {group: {} for group in model.model_fields}
-    origins: dict[str, str] = {}
-    for content, origin_of in layers:
-        merged = _merged(merged, content)
-        origins.update({path: origin_of(path) for path in _paths(content)})
-    return Loaded(_validated(model, merged, origins, config), origins)
+    try:
+        content = b"" if config is None else config.read_bytes()
+    except OSError as error:
+        raise InvalidInputError(f"cannot read the settings file {config}: {error.strerror}") from None
+    return _loaded(model, content, config, given)
 
 
 def settings_of(model: type[S], content: bytes, path: Path) -> S:
@@ -371,59 +338,25 @@ def settings_of(model: type[S], content: bytes, path: Path) -> S:
     Raises:
         InvalidInputError: the content is not TOML, a key is unknown, or a value cannot be used.
     """
-    tables = _parsed(content, path)
-    return _validated(model, tables, {each: str(path) for each in _paths(tables)}, path)
+    return _loaded(model, content, path, {}).settings
 
 
-def _validated(model: type[S], tables: Mapping[str, Any], origins: Mapping[str, str], config: Path | None) -> S:
+def _loaded(model: type[S], content: bytes, config: Path | None, given: Mapping[str, tuple[Any, str]]) -> Loaded[S]:
     try:
-        return model(**tables)
+        in_file = parse_toml(content)
+    except ValueError as error:
+        raise InvalidInputError(f"{config} is not valid TOML: {error}") from None
+    origins = dict.fromkeys(_paths(in_file), str(config))
+    tables: dict[str, Any] = {group: {} for group in model.model_fields} | in_file
+    for path, (value, origin) in given.items():
+        group, name = path.split(".")
+        if isinstance(tables[group], dict):  # otherwise, the model refuses it
+            tables[group][name] = value
+            origins[path] = origin
+    try:
+        return Loaded(model(**tables), origins)
     except ValidationError as error:
         raise InvalidInputError("; ".join(explain(error, model, origins, config))) from None
-
-
-def _file(path: Path) -> dict[str, Any]:
-    try:
-        return _parsed(path.read_bytes(), path)
-    except OSError as error:
-        raise InvalidInputError(f"cannot read the settings file {path}: {error.strerror}") from None
-
-
-def _parsed(content: bytes, path: Path) -> dict[str, Any]:
-    try:
-        return parse_toml(content)
-    except ValueError as error:
-        raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
-
-
-def _require_known(prefix: str, known: Collection[str], ignored: Collection[str]) -> None:
-    """Refuse environment variables that look like settings but are not.
-
-    Raises:
-        InvalidInputError: there is such a variable.
-    """
-    names = {*known, *ignored}
-    for name in sorted(os.environ):
-        if name.startswith(prefix) and name not in names and not _SERVICE_LINK.fullmatch(name.removeprefix(prefix)):
-            raise InvalidInputError(f"unknown environment variable {name}{suggestion(name, names)}")
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables in which the keys in `over` replace those in `base`."""
-    merged = dict(base)
-    for group, table in over.items():
-        before = merged.get(group)
-        merged[group] = {**before, **table} if isinstance(before, dict) and isinstance(table, dict) else table
-    return merged
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Convert values by key to a table of tables."""
-    tables: dict[str, dict[str, Any]] = {}
-    for path, value in values.items():
-        group, name = path.split(".")
-        tables.setdefault(group, {})[name] = value
-    return tables
 
 
 def _paths(tables: Mapping[str, Any]) -> Iterator[str]:
@@ -433,6 +366,62 @@ def _paths(tables: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{group}.{name}" for name in table)
         else:
             yield group
+
+
+# --- Printing ---------------------------------------------------------------------------------------------------------
+# Writes the effective settings of a process as a commented TOML file.
+
+_WIDTH = 80
+
+
+def as_toml(loaded: Loaded[S], command: str) -> str:
+    """Return the settings with each key's description, unit, default and origin; `--config` can read this text.
+
+    Passwords in URLs are replaced by `***`.
+
+    Args:
+        loaded: the effective settings.
+        command: the command that uses them, such as `wattfleet coordinator serve`.
+    """
+    lines = [f"# Settings of `{command}`."]
+    keys = list(keys_of(type(loaded.settings)))
+    if missing := [key.option or key.path for key in keys if key.is_required and _value(loaded, key) is None]:
+        lines += _comment(f"Missing: {', '.join(missing)}. The command does not start without them.")
+    group = ""
+    for key in keys:
+        if key.group != group:
+            group = key.group
+            title = (type(getattr(loaded.settings, group)).__doc__ or "").partition("\n")[0]
+            lines += ["", *_comment(title), f"[{group}]"]
+        value = _value(loaded, key)
+        lines += [*_comment(key.description), *_comment(_facts(key, loaded.origins.get(key.path))), _line(key, value)]
+    return "\n".join(lines) + "\n"
+
+
+def _value(loaded: Loaded[S], key: Key) -> Any:
+    return getattr(getattr(loaded.settings, key.group), key.name)
+
+
+def _facts(key: Key, origin: str | None) -> str:
+    unit = f"Unit: {key.unit}. " if key.unit else ""
+    unchanged = "Missing." if key.is_required else "Not changed."
+    return f"{unit}{key.default_text} " + (f"Set by: {origin}." if origin else unchanged)
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _line(key: Key, value: Any) -> str:
+    if value is None:
+        return f"# {key.name} ="  # TOML has no null
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str):
+        value = without_passwords(value)
+    return tomli_w.dumps({key.name: list(value) if isinstance(value, tuple) else value}).strip()
 
 
 # --- Log --------------------------------------------------------------------------------------------------------------
