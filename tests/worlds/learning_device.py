@@ -203,7 +203,7 @@ _MEASURING_STEPS = 2_000
 
 
 class Knobs:
-    """A board's modes during a training; replaces a `TrainingWatch`, since a world does not observe the power.
+    """A board's modes during a training; replaces a `TrainingRunner`, since a world does not observe the power.
 
     Attributes:
         mode: mode of the training; None before the first.

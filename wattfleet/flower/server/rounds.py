@@ -475,7 +475,7 @@ class PlannedRounds:
                     if why := self._nodes.why_unknown:
                         unknown = f"the device of {count_of(len(why), 'node')} is unknown: "
                         reasons = first_few(list(dict.fromkeys(why.values())), "; ")
-                        raise RefusedError(f"{refused}; {unknown}{reasons}", refused.code) from None
+                        raise CoordinatorRefusedError(f"{refused}; {unknown}{reasons}", refused.code) from None
                     raise
                 if now_s - logged_s >= _LOG_INTERVAL_S:
                     log(INFO, "Waiting for a plan: %s", refused)
