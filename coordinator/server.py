@@ -84,7 +84,7 @@ from wattfleet.common.identity.http_server import HttpLimits
 from wattfleet.common.identity.identity_folder import note_coordinator
 from wattfleet.common.stop_signals import handled_signals
 from wattfleet.common.tasks import run_until_first
-from wattfleet.common.version import installed_versions
+from wattfleet.common.version import version_of
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import require_workload_name
 from wattfleet.core.planning import Allowance, Selection
@@ -678,7 +678,7 @@ async def serve(
         held.push_async_callback(servers.stop, settings.server.stop_grace_s)
         held.push_async_callback(services.sessions.close)
         bound.update(await servers.start())
-        serving.events.started(installed_versions()["wattfleet"] or "unknown")
+        serving.events.started(version_of("wattfleet") or "unknown")
         await services.healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         if stop is None:
             stop = asyncio.Event()

@@ -75,7 +75,7 @@ class CoordinatorClient:
     ) -> None:
         self._channel.close()
 
-    def operate(self, method: str, request: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
+    def operate(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Call a method of the operator's service; `request` is a message, or an iterator of them.
 
         Raises:
@@ -84,7 +84,8 @@ class CoordinatorClient:
             RequestFailedError: the coordinator failed, or cannot carry out the request now.
         """
         with self._errors():
-            return getattr(self._operator, method)(request, timeout=timeout_s)
+            within_s = _ANSWER_TIMEOUT_S if timeout_s is None else timeout_s
+            return getattr(self._operator, method)(request, timeout=within_s)
 
     def administer(self, method: str, request: Any) -> Any:
         """Call a method of the identity service; errors as for `operate`."""

@@ -20,6 +20,7 @@ from alembic.util.exc import CommandError
 from sqlalchemy import URL, Connection, create_engine, event, insert, inspect, make_url
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
+from sqlalchemy.util import LRUCache
 
 from coordinator.errors import (
     DamagedStoreError,
@@ -193,6 +194,10 @@ def display_name(url: URL) -> str:
     return URL.create("postgresql", host=url.host, port=url.port, database=url.database).render_as_string()
 
 
+_SHARED_CACHE = {"compiled_cache": LRUCache[Any, Any](500)}
+"""Statements that were compiled for one engine; another engine of the same dialect does not compile them anew."""
+
+
 def open_engine(url: URL) -> Engine:
     """Open an engine whose commits are on disk when they return.
 
@@ -203,7 +208,7 @@ def open_engine(url: URL) -> Engine:
         InvalidInputError: the database's driver is not installed.
     """
     if url.drivername == "sqlite":
-        engine = create_engine(url)
+        engine = create_engine(url, execution_options=_SHARED_CACHE)
         event.listen(engine, "connect", partial(_prepare_sqlite, int(1000 * LOCK_TIMEOUT_S)))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -211,7 +216,7 @@ def open_engine(url: URL) -> Engine:
     options = f"-c lock_timeout={int(1000 * LOCK_TIMEOUT_S)}ms {url.normalized_query.get('options', [''])[0]}"
     with_timeouts = url.set(query={**_POSTGRESQL_TIMEOUTS, **url.query, "options": options})
     try:
-        return create_engine(with_timeouts, pool_pre_ping=True)
+        return create_engine(with_timeouts, pool_pre_ping=True, execution_options=_SHARED_CACHE)
     except ModuleNotFoundError:
         raise InvalidInputError("PostgreSQL needs its driver: pip install 'wattfleet[postgresql]'") from None
 

@@ -30,14 +30,15 @@ def show_version(json_: bool) -> None:
 def installed_versions() -> dict[str, str | None]:
     """Return the versions by name; None for software that is not installed."""
     return {
-        "wattfleet": _version_of("wattfleet"),
+        "wattfleet": version_of("wattfleet"),
         "protocol": _protocol(),
         "python": platform.python_version(),
-        **{name: _version_of(name) for name in _LIBRARIES},
+        **{name: version_of(name) for name in _LIBRARIES},
     }
 
 
-def _version_of(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -223,6 +223,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 def test_an_address_that_never_answered_is_not_said_to_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.cli.client._ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("wattfleet.common.identity.channels._TIMEOUT_S", 0.2)
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
