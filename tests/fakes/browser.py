@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,20 +64,30 @@ class Browsed:
 
 
 @asynccontextmanager
-async def browsing(host: str, **options: Any) -> AsyncIterator[Browsed]:
-    """A tab of a browser.
-
-    Args:
-        host: host and port that the page may request.
-        options: options of Playwright's context, such as `viewport` and `color_scheme`.
-    """
+async def chromium() -> AsyncIterator[Any]:
+    """A browser."""
     playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
     if not CHROMIUM.exists():
         pytest.skip(f"there is no {CHROMIUM}")
     async with playwright.async_playwright() as started:
         browser = await started.chromium.launch(executable_path=str(CHROMIUM), args=_OPTIONS)
         try:
-            context = await browser.new_context(**options)
-            yield Browsed(await context.new_page(), host)
+            yield browser
         finally:
             await browser.close()
+
+
+@asynccontextmanager
+async def browsing(host: str, browser: Any = None, **options: Any) -> AsyncIterator[Browsed]:
+    """A tab with cookies and a cache of its own.
+
+    Args:
+        host: host and port that the page may request.
+        browser: the browser; None for a new one.
+        options: options of Playwright's context, such as `viewport` and `color_scheme`.
+    """
+    async with AsyncExitStack() as opened:
+        browser = browser or await opened.enter_async_context(chromium())
+        context = await browser.new_context(**options)
+        opened.push_async_callback(context.close)
+        yield Browsed(await context.new_page(), host)

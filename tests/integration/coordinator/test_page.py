@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.browser import Browsed, browsing
+from tests.fakes.browser import Browsed, browsing, chromium
 from tests.fakes.served import serving, status
 from tests.fakes.small_fleet import RUN, RUN_NAME
 from tests.fakes.trained_fleet import DEVICES, HOT, OVER_BUDGET, SLOWEST, THROTTLED, Trained, trained, with_circuits
@@ -23,6 +25,8 @@ from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2
 # --- Page -------------------------------------------------------------------------------------------------------------
 # The web page in a real browser, for a coordinator whose devices report realistic values.
 
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 _PICTURES = os.environ.get("PAGE_PICTURES")
 _DESK, _PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -35,13 +39,19 @@ async def picture(tab: Browsed, name: str) -> None:
         await tab.page.screenshot(path=str(Path(_PICTURES) / f"page-{name}.png"), full_page=True)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Any]:
+    """The browser of all tests; each has a tab with cookies and a cache of its own."""
+    async with chromium() as started:
+        yield started
+
+
 @pytest.fixture
 def circuits(config: CoordinatorSettings, tmp_path: Path) -> CoordinatorSettings:
     return with_circuits(config, tmp_path)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_every_page_loads_without_a_complaint(circuits: CoordinatorSettings, scheme: str) -> None:
+async def test_every_page_loads_without_a_complaint(circuits: CoordinatorSettings, browser: Any) -> None:
     pages = {
         "fleet": "/",
         "runs": "/runs",
@@ -54,7 +64,7 @@ async def test_every_page_loads_without_a_complaint(circuits: CoordinatorSetting
         "no-circuit": "/?supply=attic",
         "no-run": "/runs?label=site=roof",
     }
-    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_DESK, color_scheme=scheme) as tab:
+    async with trained(circuits) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         profiling = session_pb2.StateReport(
             state=session_pb2.DEVICE_STATE_PROFILING, profiled_modes=12, detail="measures modes of another workload"
         )
@@ -70,13 +80,15 @@ async def test_every_page_loads_without_a_complaint(circuits: CoordinatorSetting
                 await tab.page.wait_for_selector("#watts canvas")
                 await tab.page.wait_for_selector(".connection.live")
                 await tab.page.wait_for_timeout(3_000 if _PICTURES else 0)  # so that the picture's chart shows a line
-            await picture(tab, name + ("-dark" if scheme == "dark" else ""))
-            assert await tab.accessibility_problems() == [], path
+            for scheme, suffix in (("light", ""), ("dark", "-dark")):
+                await tab.page.emulate_media(color_scheme=scheme)
+                await picture(tab, name + suffix)
+                assert await tab.accessibility_problems() == [], (path, scheme)
         assert tab.complaints == [] and tab.elsewhere == []
 
 
-async def test_an_unknown_device_and_a_wrong_number_say_what_to_do(config: CoordinatorSettings) -> None:
-    async with serving(config) as client, browsing(client.bound.http_address, viewport=_DESK) as tab:
+async def test_an_unknown_device_and_a_wrong_number_say_what_to_do(config: CoordinatorSettings, browser: Any) -> None:
+    async with serving(config) as client, browsing(client.bound.http_address, browser, viewport=_DESK) as tab:
         url = f"http://{client.bound.http_address}"
         await tab.page.goto(url)
         assert "No device has connected yet" in await tab.page.inner_text("main")
@@ -95,8 +107,10 @@ async def test_an_unknown_device_and_a_wrong_number_say_what_to_do(config: Coord
             assert await tab.accessibility_problems() == []
 
 
-async def test_the_fleet_is_filtered_and_brought_up_to_date_in_a_round(config: CoordinatorSettings) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+async def test_the_fleet_is_filtered_and_brought_up_to_date_in_a_round(
+    config: CoordinatorSettings, browser: Any
+) -> None:
+    async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         await tab.page.goto(f"{fleet.url}/?text=nano")
         assert await tab.page.locator("#devices tbody tr").count() == 4
         await tab.page.wait_for_selector(".connection.live")
@@ -118,9 +132,9 @@ async def listed(tab: Browsed) -> list[str]:
 
 
 async def test_an_operator_finds_who_is_slow_hot_or_over_budget_and_what_a_run_cost(
-    config: CoordinatorSettings,
+    config: CoordinatorSettings, browser: Any
 ) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+    async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         plan = await fleet.plan(2)
         [part] = [each for each in plan.assignments if each.device_id == OVER_BUDGET]
         await fleet.train(plan)
@@ -157,9 +171,9 @@ async def test_an_operator_finds_who_is_slow_hot_or_over_budget_and_what_a_run_c
 
 
 async def test_a_device_is_over_budget_until_the_run_ends_and_its_round_stays_known(
-    config: CoordinatorSettings,
+    config: CoordinatorSettings, browser: Any
 ) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+    async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         await tab.page.goto(f"{fleet.url}/?state=over+budget")
         assert await listed(tab) == [OVER_BUDGET]
         await fleet.client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
@@ -175,8 +189,8 @@ async def test_a_device_is_over_budget_until_the_run_ends_and_its_round_stays_kn
         assert f"in round 1 of run {RUN_NAME}, which has ended" in await over.inner_text()
 
 
-async def test_a_device_shows_its_sensors_its_bounds_and_its_rounds(config: CoordinatorSettings) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+async def test_a_device_shows_its_sensors_its_bounds_and_its_rounds(config: CoordinatorSettings, browser: Any) -> None:
+    async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         await tab.page.goto(f"{fleet.url}/devices/{THROTTLED}")
         facts = await tab.page.inner_text("dl.facts")
         for words in ("6.0 W, 54 °C, 4c 1.50/0.60/2.13, fan 35%, GPU 2% used", "3 times since it booted"):
@@ -196,8 +210,8 @@ async def test_a_device_shows_its_sensors_its_bounds_and_its_rounds(config: Coor
         assert await tab.page.locator("#front-modes[open]").count() == 1, "what was opened stays open"
 
 
-async def test_profiling_is_shown_with_what_is_left(config: CoordinatorSettings) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+async def test_profiling_is_shown_with_what_is_left(config: CoordinatorSettings, browser: Any) -> None:
+    async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         agent = fleet.agents["agx-orin-4"]
         for modes in (1, 2):
             await agent.send(
@@ -220,8 +234,8 @@ async def state_of(fleet: Trained) -> tuple[Any, ...]:
     )
 
 
-async def test_what_if_tells_who_drops_out_and_changes_nothing(config: CoordinatorSettings) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+async def test_what_if_tells_who_drops_out_and_changes_nothing(config: CoordinatorSettings, browser: Any) -> None:
+    async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         before = await state_of(fleet)
         await tab.page.goto(f"{fleet.url}/what-if")
         await tab.page.fill("[name='budget:site']", "45")
@@ -245,7 +259,9 @@ async def tiles(tab: Browsed) -> dict[str, str]:
     return {words.strip(): number.strip() for number, words in texts}
 
 
-async def test_behind_a_supply_devices_tiles_and_chart_are_those_of_the_supply(circuits: CoordinatorSettings) -> None:
+async def test_behind_a_supply_devices_tiles_and_chart_are_those_of_the_supply(
+    circuits: CoordinatorSettings, browser: Any
+) -> None:
     drawn = {
         "": "42 W",
         "site": "42 W",
@@ -255,7 +271,7 @@ async def test_behind_a_supply_devices_tiles_and_chart_are_those_of_the_supply(c
     allowed = {"": "160 W", "site": "160 W", "rack": "110 W", "roof": "60 W"}
     sources = {"": "constant", "site": "constant", "rack": "fallback", "roof": "constant"}
     behind = {"": 8, "site": 8, "rack": 4, "roof": 4}
-    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+    async with trained(circuits) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         for supply, watts in drawn.items():
             await tab.page.goto(f"{fleet.url}/?supply={supply}")
             shown = await tiles(tab)
@@ -277,8 +293,8 @@ async def test_behind_a_supply_devices_tiles_and_chart_are_those_of_the_supply(c
         assert await tab.page.inner_text("h1") == "Fleet: roof"
 
 
-async def test_a_budget_on_its_fallback_is_said_with_its_reason(circuits: CoordinatorSettings) -> None:
-    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+async def test_a_budget_on_its_fallback_is_said_with_its_reason(circuits: CoordinatorSettings, browser: Any) -> None:
+    async with trained(circuits) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         await tab.page.goto(fleet.url)
         told = await tab.page.inner_text("#summary [role=alert]")
         assert told.startswith("rack: 110 W allowed, fallback of its query in force: no reading yet:")
@@ -289,8 +305,10 @@ async def test_a_budget_on_its_fallback_is_said_with_its_reason(circuits: Coordi
         assert await tab.page.locator("#summary [role=alert]").count() == 0
 
 
-async def test_what_if_in_the_middle_of_a_round_plans_the_one_after_it(circuits: CoordinatorSettings) -> None:
-    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+async def test_what_if_in_the_middle_of_a_round_plans_the_one_after_it(
+    circuits: CoordinatorSettings, browser: Any
+) -> None:
+    async with trained(circuits) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         plan = await fleet.plan(2)
         for part in plan.assignments:
             agent = fleet.agents[part.device_id]
@@ -310,8 +328,8 @@ async def test_what_if_in_the_middle_of_a_round_plans_the_one_after_it(circuits:
         assert re.search(r"orin-nano-\d drops out: over its supply's budget", changes)
 
 
-async def test_events_have_a_date_and_can_be_picked_out(circuits: CoordinatorSettings) -> None:
-    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+async def test_events_have_a_date_and_can_be_picked_out(circuits: CoordinatorSettings, browser: Any) -> None:
+    async with trained(circuits) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         await fleet.client.operator.SetBudget(operator_pb2.SetBudgetRequest(supply="roof", watts=30.0))
         await fleet.client.operator.ClearBudget(operator_pb2.ClearBudgetRequest(supply="roof"))
 
@@ -343,8 +361,8 @@ async def test_events_have_a_date_and_can_be_picked_out(circuits: CoordinatorSet
         await tab.page.wait_for_selector("#events td.bad:has-text('no space left')")
 
 
-async def test_runs_have_names_and_are_found_by_their_labels(config: CoordinatorSettings) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_DESK) as tab:
+async def test_runs_have_names_and_are_found_by_their_labels(config: CoordinatorSettings, browser: Any) -> None:
+    async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_DESK) as tab:
         start = planning_pb2.StartRunRequest(run_id="4712", strategy="FedAvg", rounds=1, app="acme/speech")
         named = (await fleet.client.planning.StartRun(start)).name
         assert re.fullmatch(r"speech-\d{4}-\d{4}", named)
@@ -363,9 +381,9 @@ async def test_runs_have_names_and_are_found_by_their_labels(config: Coordinator
         assert f"Flower's id: {RUN}" in await tab.page.inner_text("main")
 
 
-async def test_a_phone_needs_no_sideways_scrolling(circuits: CoordinatorSettings) -> None:
+async def test_a_phone_needs_no_sideways_scrolling(circuits: CoordinatorSettings, browser: Any) -> None:
     paths = ("/", "/?supply=rack", "/runs", f"/runs/{RUN}", "/devices/agx-orin-1", "/what-if?budget:rack=60", "/events")
-    async with trained(circuits) as fleet, browsing(fleet.host, viewport=_PHONE) as tab:
+    async with trained(circuits) as fleet, browsing(fleet.host, browser, viewport=_PHONE) as tab:
         for path in paths:
             await tab.page.goto(fleet.url + path)
             assert await tab.overflow_px() <= 0, path
@@ -393,7 +411,7 @@ IDS = (
 )
 
 
-async def test_every_device_and_run_has_a_page_that_its_link_opens(config: CoordinatorSettings) -> None:
+async def test_every_device_and_run_has_a_page_that_its_link_opens(config: CoordinatorSettings, browser: Any) -> None:
     async with serving(config) as client:
         for name in IDS:
             agent = client.agent()
@@ -402,17 +420,19 @@ async def test_every_device_and_run_has_a_page_that_its_link_opens(config: Coord
             await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=name, strategy="FedAvg", rounds=1))
         run_names = {run.run_id: run.name for run in await client.runs()}
         host = client.bound.http_address
-        async with browsing(host) as tab:
+        async with browsing(host, browser) as tab:
             for listed in ("/", "/runs", "/events"):
-                for name in IDS:
-                    await tab.page.goto(f"http://{host}{listed}")
-                    shown = run_names[name] if listed == "/runs" else name
-                    link = tab.page.locator("th").get_by_role("link", name=shown, exact=True).first
-                    async with tab.page.expect_navigation() as opened:
-                        await link.click()
-                    answer = await opened.value
+                names = [run_names[name] if listed == "/runs" else name for name in IDS]
+                await tab.page.goto(f"http://{host}{listed}")
+                links = {
+                    name: tab.page.locator("th").get_by_role("link", name=name, exact=True).first for name in names
+                }
+                # The address as the browser resolves it, which is what a click opens.
+                addresses = {name: await link.evaluate("(each) => each.href") for name, link in links.items()}
+                for name, address in addresses.items():
+                    answer = await tab.page.goto(address)
                     assert answer.status == 200, (listed, name, tab.page.url)
-                    assert shown in await tab.page.inner_text("h1"), (listed, name, tab.page.url)
+                    assert name in await tab.page.inner_text("h1"), (listed, name, tab.page.url)
 
 
 @pytest.mark.parametrize("name", [".", ".."])
@@ -488,9 +508,8 @@ async def rows(tab: Browsed) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_tab_reaches_every_control_and_shows_where_it_is(config: CoordinatorSettings, scheme: str) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_KEYBOARD_DESK, color_scheme=scheme) as tab:
+async def test_tab_reaches_every_control_and_shows_where_it_is(config: CoordinatorSettings, browser: Any) -> None:
+    async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_KEYBOARD_DESK) as tab:
         for path in (
             "/",
             "/runs",
@@ -520,10 +539,17 @@ async def test_tab_reaches_every_control_and_shows_where_it_is(config: Coordinat
                 await tab.page.keyboard.press("Tab")
             left = await focused(tab)
             assert left is None or left["index"] == 0, "the last control lets the focus go"
+            await tab.page.emulate_media(color_scheme="dark")
+            await tab.page.keyboard.press("Tab")
+            at = await focused(tab)
+            assert at is not None and contrast(at["outline"], at["back"]) >= 3, (path, at)
+            await tab.page.emulate_media(color_scheme="light")
 
 
-async def test_an_operator_gets_from_the_front_to_a_device_and_a_what_if_by_keys(config: CoordinatorSettings) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_KEYBOARD_DESK) as tab:
+async def test_an_operator_gets_from_the_front_to_a_device_and_a_what_if_by_keys(
+    config: CoordinatorSettings, browser: Any
+) -> None:
+    async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_KEYBOARD_DESK) as tab:
         keys = tab.page.keyboard
         await tab.page.goto(fleet.url)
         await keys.press("Tab")
@@ -574,9 +600,9 @@ async def test_an_operator_gets_from_the_front_to_a_device_and_a_what_if_by_keys
 
 
 async def test_wide_tables_are_scrolled_by_keys_and_updates_keep_the_focus(
-    config: CoordinatorSettings,
+    config: CoordinatorSettings, browser: Any
 ) -> None:
-    async with trained(config) as fleet, browsing(fleet.host, viewport=_NARROW) as tab:
+    async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_NARROW) as tab:
         await tab.page.goto(fleet.url)
         await tab.page.wait_for_selector(".connection.live")
         await tabbed_to(tab, "Table of devices")
