@@ -14,15 +14,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.fakes.short_forms import ALL_EXAMPLES, FEW_EXAMPLES
 from wattfleet.common.logs import should_log
 from wattfleet.common.settings.user_file import FILE_VARIABLE
 
-pytest_plugins = ["tests.fixtures.edge_agent"]
+pytest_plugins = ["tests.fixtures.edge_agent", "tests.fixtures.evaluation"]
 if find_spec("sqlalchemy"):  # a Jetson has only the agent installed: `tests/agent_alone`
     pytest_plugins.append("tests.fixtures.coordinator")
-
-_FEW_EXAMPLES = 40
-"""Examples of a property test that sets no number itself; the slow form tries 100, the default of Hypothesis."""
 
 # A busy machine is not a failure: no test asserts on elapsed time. `make test` tries the same examples each time, so
 # that its result depends on the code alone. The slow form draws others each time.
@@ -30,10 +28,10 @@ settings.register_profile(
     "unhurried",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=_FEW_EXAMPLES,
+    max_examples=FEW_EXAMPLES,
     derandomize=True,
 )
-settings.register_profile("slow", settings.get_profile("unhurried"), max_examples=100, derandomize=False)
+settings.register_profile("slow", settings.get_profile("unhurried"), max_examples=ALL_EXAMPLES, derandomize=False)
 settings.load_profile("unhurried")
 
 # Nor is a client that disconnects at the end of a test, or a damaged answer; services log neither. Pytest would keep

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from torch import nn
@@ -37,6 +37,7 @@ from benchmarks.federated.tables import tables
 from benchmarks.federated.tasks import Parameters, digits
 from benchmarks.federated.tuning import TUNES
 from edge_agent.runtime.readiness import parked_mode
+from tests.fakes.short_forms import examples
 from wattfleet.core.choosing import BatchEfficiency, Front, predicted_front
 from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.core.planning import EpochChoice, History, Offer
@@ -512,7 +513,7 @@ def few_digits(devices: int) -> Federation:
 speeds = st.lists(st.tuples(st.floats(0, 20), st.floats(1, 200), st.floats(IDLE_W + 0.5, 60)), min_size=2, max_size=8)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(speeds, st.floats(0, 1), st.sampled_from([BufferedSteps(1), BufferedSteps(5), QuorumSteps(0.8)]))
 def test_watts_never_exceed_the_budget(
     member: Member, found: list[tuple[float, float, float]], level: float, stepping: Stepping

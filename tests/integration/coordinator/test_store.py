@@ -38,6 +38,7 @@ from coordinator.store.database import database_url
 from coordinator.store.store import Store
 from coordinator.store.tables import OF_DEVICES, OF_RUNS, Times, of_rounds
 from tests.fakes.fleets import front, of_batches
+from tests.fakes.short_forms import examples
 from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN
 from tests.fakes.stored_records import (
     BLANK,
@@ -153,7 +154,7 @@ def test_a_device_comes_back_as_it_was(store: Store, reopen: Callable[[], Store]
 characters = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x00"))
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     device=st.builds(
         DeviceRecord,
@@ -583,5 +584,5 @@ class StoreMachine(RuleBasedStateMachine):
         return [record for plan_id, record in self.rounds.items() if plan_id in wanted]
 
 
-StoreMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=20)
+StoreMachine.TestCase.settings = settings(examples(15), stateful_step_count=20)
 TestStoreMachine = StoreMachine.TestCase

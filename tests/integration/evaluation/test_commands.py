@@ -228,6 +228,7 @@ def test_the_tables_label_their_figures(files: tuple[Path, Path]) -> None:
     assert "loss pct p90" in duty(files[1]).stdout
 
 
+@pytest.mark.usefixtures("few_epochs")
 @pytest.mark.parametrize("shared", [(), ("--shared",)])
 @pytest.mark.parametrize("strategy", ["wattfleet", "gradient", "binary-search", "random", "network", "brute-force"])
 def test_interleave_knows_its_strategies(tmp_path: Path, strategy: str, shared: tuple[str, ...]) -> None:
@@ -243,6 +244,7 @@ def test_interleave_knows_its_strategies(tmp_path: Path, strategy: str, shared: 
         assert figures["over_budget_pct"] == figures["latency_broken_pct"] == 0
 
 
+@pytest.mark.usefixtures("few_epochs")
 @pytest.mark.parametrize("strategy", ["wattfleet", "gradient", "binary-search", "random", "network", "brute-force"])
 def test_duty_knows_its_strategies(tmp_path: Path, strategy: str) -> None:
     file = written(tmp_path, "i.csv", corpora(30).inference)

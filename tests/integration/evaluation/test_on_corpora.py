@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.fakes.short_forms import first
 from wattfleet.core.choosing import InterleavingObjective, ServiceLimits
 from wattfleet.core.modes import Task, read_profile
 from wattfleet.core.prediction import RooflinePredictor
@@ -31,7 +32,7 @@ def reference(corpora: Path) -> RooflinePredictor:
     [
         ("agx_orin_mobilenetv3", 10, range(17, 51), 8, 2, 4, 7),
         pytest.param("agx_orin_mobilenetv3", 50, range(17, 51), 2, 0, 1.5, 3, marks=pytest.mark.slow),
-        ("orin_nano_resnet18", 50, range(8, 21), 2, 0, 1, 7),
+        pytest.param("orin_nano_resnet18", 50, range(8, 21), 2, 0, 1, 7, marks=pytest.mark.slow),
     ],
 )
 def test_choices_on_the_corpora_stay_within_known_penalties(
@@ -115,7 +116,7 @@ def test_problems_are_counted_as_published(corpora: Path, training: str, inferen
     assert figures["over_budget_pct"] == figures["latency_broken_pct"] == 0
 
 
-@pytest.mark.parametrize(("training", "inference"), [*PAIRS[:2], pytest.param(*PAIRS[2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("training", "inference"), first(1, PAIRS))
 def test_choices_are_found_and_break_nothing(corpora: Path, training: str, inference: str) -> None:
     read = {task: (path, read_profile(path)) for task, path in files(corpora, training, inference).items()}
     pair = PairCorpora.of(*(profile for _, profile in read.values()))

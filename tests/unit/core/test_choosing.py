@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.fleets import columns_of, front
+from tests.fakes.short_forms import examples
 from wattfleet.core.choosing import (
     MAX_FRONT_POINTS,
     Front,
@@ -184,7 +185,7 @@ def test_a_mode_with_uncertain_power_loses_to_a_more_certain_one() -> None:
     assert predicted_front(numbered(2), prediction(ms, mw, 0.01), 100).modes[:, 0].tolist() == [1, 2]
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.randoms(use_true_random=False))
 @pytest.mark.parametrize("optimal_points", [1, 2, 63, 64, 65, 66, 100, 129, 400])
 def test_thinning_keeps_the_ends_and_only_optimal_points(optimal_points: int, random: Random) -> None:

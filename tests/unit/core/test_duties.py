@@ -8,9 +8,10 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.short_forms import examples
 from wattfleet.core.duties import (
     ArrivalPattern,
     ConstantArrivals,
@@ -228,7 +229,7 @@ def test_nobody_is_answered_before_the_inference_ends() -> None:
     assert one_share(16, 50.0, 200.0, 10, 250.0) == pytest.approx(1.0, abs=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.sampled_from([1, 4, 16, 64]),
     st.floats(1, 300),
@@ -249,7 +250,7 @@ def test_fewer_are_in_time_with_longer_cycles_more_arrivals_or_a_lower_latency(
         assert one_share(batch, inference_ms, cycle_ms, arrival_per_s * factor, latency_ms) <= share + 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.sampled_from([1, 4, 32]), st.floats(0, 2), st.floats(0.05, 0.98), st.floats(0.5, 0.99))
 def test_the_latency_at_a_quantile_is_the_least_that_keeps_it(
     batch: int, training: float, load: float, quantile: float

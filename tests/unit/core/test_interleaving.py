@@ -8,9 +8,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.short_forms import examples
 from wattfleet.core.choosing import (
     InfeasibleServiceError,
     InterleavingObjective,
@@ -123,7 +124,7 @@ def workloads(draw: st.DrawFn) -> tuple[list[Measurement], list[Measurement]]:
     return training, draw(st.permutations(inference))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     workloads(), st.integers(50, 2000), st.integers(1, 120), st.integers(5, 60), st.sampled_from(InterleavingObjective)
 )
@@ -301,7 +302,7 @@ def test_a_choice_without_training_is_worth_finding() -> None:
     assert found in (Proposal(Task.TRAINING, 0), Proposal(Task.INFERENCE, 0))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.integers(0, 10_000),
     st.integers(50, 1500),

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.short_forms import examples
 from wattfleet.core.choosing import (
     BatchEfficiency,
     BatchTooLargeError,
@@ -88,7 +89,7 @@ def test_the_energy_is_the_time_at_the_median_power() -> None:
     assert choose_jointly(TABLE, EFFICIENCY, PowerLimit()).sample_uj == pytest.approx(0.6 * 8_000)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.lists(
         st.tuples(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.short_forms import examples
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
     PROFILE_COLUMNS,
@@ -68,7 +69,7 @@ def test_columns_may_be_in_any_order_among_others(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     st.dictionaries(
         st.builds(

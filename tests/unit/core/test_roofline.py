@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import reference_models
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiler import Profiler
 from tests.fakes.profiles import POWER, TIME, drawn, errors_pct, measured, reference
+from tests.fakes.short_forms import examples
 from wattfleet.core.choosing import POWER_QUANTILE, predicted_front
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
@@ -322,7 +323,7 @@ def by_inverse(
     return np.array(means), np.array(deviations)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 10_000), st.lists(st.integers(0, N - 1), min_size=1, max_size=6, unique=True))
 def test_it_is_the_conditional_normal_distribution(seed: int, rows: list[int]) -> None:
     before, found = predicted(seed), random_profile(np.array(rows), seed)

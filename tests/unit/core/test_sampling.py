@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.short_forms import examples
 from wattfleet.core.choosing import (
     MEASURED_LOSSES,
     BoardFigures,
@@ -132,7 +133,7 @@ def profiled(settings: SamplingSettings, predict: Callable[[Profile], Prediction
         batches.append(batch)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(limit=st.integers(1, 30), spread=st.integers(1, 10), batch=st.integers(1, 7), seed=st.integers(0, 99))
 def test_a_profile_ends_at_its_limit_in_distinct_descending_batches(
     limit: int, spread: int, batch: int, seed: int

@@ -8,9 +8,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.short_forms import examples
 from wattfleet.core.choosing import (
     ChosenMode,
     InfeasibleServiceError,
@@ -87,7 +88,7 @@ def test_hand_computed_choices(
     assert (found.mode, found.batch, found.measured) == (mode, batch, True)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.lists(
         st.tuples(st.integers(1, 6), st.sampled_from([1, 4, 16, 32]), st.integers(1, 400), st.integers(5, 50)),
@@ -309,7 +310,7 @@ def test_the_most_valuable_setting_is_selected(objective: Objective) -> None:
         profile = joined(profile, measured(found[None]))
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 999), st.sampled_from(Objective), st.integers(3, 25), st.integers(1, 4))
 def test_choices_among_measured_settings_keep_all_limits(
     seed: int, objective: Objective, limit: int, batch: int

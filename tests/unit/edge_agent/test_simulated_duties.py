@@ -21,6 +21,7 @@ from edge_agent.serving.serving_board import (
     served,
     simulated_duty,
 )
+from tests.fakes.short_forms import first
 from wattfleet.core.choosing import KnownModes
 from wattfleet.core.duties import ConstantArrivals, Demand, Duty, keep_duty, share_in_time
 from wattfleet.core.errors import InvalidInputError
@@ -111,7 +112,7 @@ def test_a_board_that_only_serves_answers_as_the_queueing_theory_says():
     assert run.power_mw == pytest.approx(5_000 + 15_000 * busy, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", first(1, [0, 1]))
 @pytest.mark.parametrize(
     ("name", "arrival_per_s", "latency_ms", "budget_w"),
     [("mobilenetv3", 60, 1000, 30), ("mobilenetv3", 30, 200, 35), ("resnet", 60, 300, 40), ("resnet", 120, 500, 45)],
@@ -247,14 +248,14 @@ def world(tmp_path):
 def test_requests_of_a_resting_board_are_answered_as_the_queueing_theory_says(tmp_path):
     world = World(tmp_path, "resnet:30:100")
     world.turns.batching = Batching(batch=1)
-    world.board.rest(3_000)
+    world.board.rest(1_000)
     load = world.simulated.load(world.board.current_mode(), served("resnet", 1))
     at_rest = np.array([load.minibatch_ms])
     (span,) = world.file.read()
     for limit_ms in (1.2 * at_rest[0], 2 * at_rest[0]):
         expected = share_in_time(np.array([1]), at_rest, at_rest, 30, limit_ms)[0]
         assert (np.array(span.latency_ms) <= limit_ms).mean() == pytest.approx(expected, abs=0.02)
-    assert world.simulated.clock.now_s() == pytest.approx(3_000, abs=1)
+    assert world.simulated.clock.now_s() == pytest.approx(1_000, abs=1)
     kept = world.turns.kept_duty()
     assert (kept.requests, kept.missed) == (len(span.latency_ms), sum(ms > 100 for ms in span.latency_ms))
     assert kept.arrivals_per_s == pytest.approx(30, rel=0.3)

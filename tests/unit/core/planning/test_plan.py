@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.fakes.fleets import (
@@ -42,6 +42,7 @@ from tests.fakes.fleets import (
     sizes,
     tree,
 )
+from tests.fakes.short_forms import examples
 from wattfleet.core.choosing import predicted_front
 from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet.core.planning import Allowance, History, Offer, Participation, RoundPlan, Selection, plan_round
@@ -220,7 +221,7 @@ def test_the_only_trainable_device_does_not_back_off(cannot: dict[str, Any]) -> 
 # Properties that hold for every round plan.
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(fleets(power_log_sd=0.08), policies, histories, st.sampled_from([0.5, 1.0, 3.0]), st.floats(0, 1))
 def test_plans_keep_budgets_and_decide_once_about_every_device(
     fleet: Fleet, policy: Policy, history: History, epochs: float, over_selection: float
@@ -260,7 +261,7 @@ def test_plans_keep_budgets_and_decide_once_about_every_device(
     assert all(decision.reason for decision in plan.decisions)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(fleets(), policies, histories, st.integers(0, 99))
 def test_plans_are_deterministic_and_independent_of_device_order(
     fleet: Fleet, policy: Policy, history: History, shuffle: int
@@ -275,7 +276,7 @@ def test_plans_are_deterministic_and_independent_of_device_order(
         assert plan_of(shuffled, policy, history=history) == plan
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(fleets(), st.builds(FastestK, sizes) | st.builds(AllDevices) | draws, histories, st.integers(0, 30))
 def test_more_watts_never_lose_a_device_or_slow_the_same_number(
     fleet: Fleet, policy: Policy, history: History, more_w: int
@@ -293,7 +294,7 @@ def test_more_watts_never_lose_a_device_or_slow_the_same_number(
         assert rich.duration_s <= poor.duration_s
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(fleets(), sizes, st.sampled_from([0.5, 3.0]))
 def test_fastest_k_is_the_best_of_all_plans(fleet: Fleet, count: int | None, epochs: float) -> None:
     candidates = able(fleet)
@@ -308,7 +309,7 @@ def test_fastest_k_is_the_best_of_all_plans(fleet: Fleet, count: int | None, epo
     assert plan.duration_s == pytest.approx(expected[2], rel=1e-12)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.lists(st.tuples(st.integers(30, 200), st.integers(0, 29)), min_size=1, max_size=4),
     st.sampled_from([0.0, 0.07]),
@@ -328,7 +329,7 @@ def test_the_watts_in_a_refusal_are_enough_and_hardly_more_than_needed(
         plan_round(offers, FastestK(1), Allowance.of_site(min_extra_w - 0.11), 1.0, 1)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(fleets(), st.builds(FastestK, sizes), st.integers(0, 12).map(float))
 def test_watts_drawn_elsewhere_are_watts_less(fleet: Fleet, policy: Policy, elsewhere_w: float) -> None:
     supplies, budget_w = fleet.allowance.supplies, fleet.allowance.budget_w
@@ -366,7 +367,7 @@ SELECTION_REASONS: Mapping[type[Policy], str] = {
 }
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(fleets(), policies, histories, st.sampled_from([0.5, 2.0]))
 def test_every_reason_is_true(fleet: Fleet, policy: Policy, history: History, epochs: float) -> None:
     try:

@@ -12,10 +12,11 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.fakes.fleets import Fleet, every_plan, fleets, front, history_of, many, modes_within_limit, run, tree
+from tests.fakes.short_forms import examples
 from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet.core.planning import (
     Allowance,
@@ -78,7 +79,7 @@ def context_of(fleet: Fleet, history: History, server_round: int) -> PlanningCon
 
 
 @every_policy
-@settings(max_examples=20)
+@examples(20)
 @given(fleet=fleets(), history=histories, ahead=st.integers(1, 30))
 def test_requests_are_complete_reasoned_and_deterministic(
     name: str, fleet: Fleet, history: History, ahead: int
@@ -340,7 +341,7 @@ def test_a_policy_that_rejects_its_options_is_named_with_its_package(monkeypatch
 # The most devices or utility within a deadline, compared with all sets in all modes.
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(fleets(), st.integers(1, 30).map(float), st.sampled_from([0.5, 2.0]))
 def test_the_most_devices_that_meet_the_deadline_are_selected(fleet: Fleet, deadline_s: float, epochs: float) -> None:
     in_time = [(len(devices), -s) for devices, s in every_plan(fleet, epochs) if s <= deadline_s]
@@ -357,7 +358,7 @@ def test_the_most_devices_that_meet_the_deadline_are_selected(fleet: Fleet, dead
     assert plan.deadline_s == deadline_s
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     fleets(),
     st.integers(2, 30).map(float),

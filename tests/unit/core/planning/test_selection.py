@@ -8,10 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.fleets import front, history_of, many, tree
+from tests.fakes.short_forms import examples
 from wattfleet.core.choosing import predicted_front
 from wattfleet.core.errors import ImplausibleError, InvalidInputError, NoCandidatesError, WattfleetError
 from wattfleet.core.planning import (
@@ -237,7 +238,7 @@ def test_the_number_travels_and_is_stored_with_the_plan() -> None:
         plan = planned(FastestK(4), share)
         message = plan_to_message("4711/1", plan, nodes)
         assert message.enough_replies == (plan.enough_replies or 0)
-        assert plan_from_message(message, 1.0) == plan
+        assert plan_from_message(message) == plan
 
 
 # --- Policy failures --------------------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ def assert_finite(plan: RoundPlan) -> None:
 
 @given(epoch_s=anything, power_w=anything, log_sd=anything, power_log_sd=anything, warmup_s=anything, idle_w=anything)
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=15)
+@examples(15)
 def test_a_front_is_refused_or_planned_with_finite_numbers(
     name: str, epoch_s: float, power_w: float, log_sd: float, power_log_sd: float, warmup_s: float, idle_w: float
 ) -> None:
@@ -284,7 +285,7 @@ def test_a_front_is_refused_or_planned_with_finite_numbers(
     epochs=st.floats(1e-6, 1e6),
 )
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=15)
+@examples(15)
 def test_a_plausible_front_never_ends_the_planning_of_others(
     name: str, epoch_s: float, power_w: float, log_sd: float, warmup_s: float, epochs: float
 ) -> None:
@@ -298,7 +299,7 @@ def test_a_plausible_front_never_ends_the_planning_of_others(
 @given(loss=anything, num_examples=anything, number=st.integers(1, 2**32 - 1))
 @pytest.mark.parametrize("utility", ["equal", "loss"])
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=15)
+@examples(15)
 def test_any_finite_results_are_planned_with(
     name: str, utility: str, loss: float, num_examples: float, number: int
 ) -> None:
