@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.fakes.polling import until
+from tests.fakes.short_forms import first
 from wattfleet.flower.logged_program import flower_script
 from wattfleet.flower.supernode import launching
 from wattfleet.flower.supernode.launching import CLIENT_APP, ForkServer, Launcher
@@ -85,18 +86,22 @@ class Messages:
 
 @pytest.fixture
 def messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Messages:
-    app, programs, working = tmp_path / "app", tmp_path / "bin", tmp_path / "working"
-    for folder in (app, programs, working):
-        folder.mkdir()
+    return messages_in(tmp_path, monkeypatch)
+
+
+def messages_in(folder: Path, patch: pytest.MonkeyPatch) -> Messages:
+    app, programs, working = folder / "app", folder / "bin", folder / "working"
+    for each in (app, programs, working):
+        each.mkdir()
     (app / "app_module.py").write_text("from flwr.clientapp import ClientApp\ncalls = 0\napp = ClientApp()\n")
     (working / "statistics_of_mine.py").write_text("")
     script = programs / CLIENT_APP
     script.write_text(f"#!{sys.executable}\n{PROGRAM}")
     script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("APP_FOLDER", str(app))
-    monkeypatch.chdir(working)
-    return Messages(tmp_path, script)
+    patch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    patch.setenv("APP_FOLDER", str(app))
+    patch.chdir(working)
+    return Messages(folder, script)
 
 
 @pytest.fixture
@@ -136,51 +141,67 @@ def warm(
     raise AssertionError(f"{module} was never imported ahead")
 
 
-def test_a_warm_process_finds_what_flowers_own_process_finds(messages: Messages, launcher: Launcher) -> None:
-    found, alone = warm(messages, launcher), messages.run_alone()
-    for differing in ("pid", "modules", "random"):
-        del found[differing], alone[differing]
-    assert found == alone
-    assert not [file for file in found["files"] if file.startswith("socket:")]
+class TestOneLauncher:
+    """Messages one after the other, whose processes one launcher starts."""
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def messages(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Messages]:
+        with pytest.MonkeyPatch.context() as patch:
+            yield messages_in(tmp_path_factory.mktemp("messages"), patch)
 
-def test_what_a_message_imported_is_imported_ahead_without_waiting_for_the_next(
-    messages: Messages, launcher: Launcher
-) -> None:
-    def is_imported_ahead(module: str) -> bool:
-        return any(module in file.read_text() for file in (messages.folder / "servers").glob("*/imports.json"))
+    @pytest.fixture(scope="class")
+    @classmethod
+    def launcher(cls, messages: Messages) -> Iterator[Launcher]:
+        yield from started(messages)
 
-    warm(messages, launcher)
-    messages.run(launcher, imports="wave")
-    assert not is_imported_ahead("wave")
-    with launcher.preparing():
-        until(lambda: is_imported_ahead("wave"))
+    def test_a_warm_process_finds_what_flowers_own_process_finds(self, messages: Messages, launcher: Launcher) -> None:
+        found, alone = warm(messages, launcher), messages.run_alone()
+        for differing in ("pid", "modules", "random"):
+            del found[differing], alone[differing]
+        assert found == alone
+        assert not [file for file in found["files"] if file.startswith("socket:")]
 
+    def test_every_message_has_a_process_and_modules_of_its_own(self, messages: Messages, launcher: Launcher) -> None:
+        found = warm(messages, launcher)
+        second = messages.run(launcher)
+        assert found["pid"] != second["pid"]
+        assert (found["calls"], second["calls"]) == (1, 1)
+        assert "app_module" not in second["modules"]
+        assert set(found["random"]).isdisjoint(second["random"]), "random numbers are drawn anew"
 
-def test_every_message_has_a_process_and_modules_of_its_own(messages: Messages, launcher: Launcher) -> None:
-    first = warm(messages, launcher)
-    second = messages.run(launcher)
-    assert first["pid"] != second["pid"]
-    assert (first["calls"], second["calls"]) == (1, 1)
-    assert "app_module" not in second["modules"]
-    assert set(first["random"]).isdisjoint(second["random"]), "random numbers are drawn anew"
+    def test_a_message_that_kills_its_process_leaves_nothing_behind(
+        self, messages: Messages, launcher: Launcher
+    ) -> None:
+        warm(messages, launcher)
+        messages.run(launcher, then="os.kill(os.getpid(), signal.SIGKILL)")
+        assert "flwr.supernode.runtime.run_clientapp" in messages.run(launcher)["modules"]
+        until(lambda: not any(server.children() for server in fork_servers()))
 
+    def test_what_an_app_started_outlives_its_process_as_in_flower(
+        self, messages: Messages, launcher: Launcher
+    ) -> None:
+        warm(messages, launcher)
+        left = messages.folder / "left"
+        found = messages.run(
+            launcher, then=f"open({str(left)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))"
+        )
+        until(lambda: left.exists() and left.read_text() and not psutil.pid_exists(found["pid"]))
+        grandchild = psutil.Process(int(left.read_text()))
+        assert grandchild.is_running()
+        grandchild.kill()
 
-def test_a_message_that_kills_its_process_leaves_nothing_behind(messages: Messages, launcher: Launcher) -> None:
-    warm(messages, launcher)
-    messages.run(launcher, then="os.kill(os.getpid(), signal.SIGKILL)")
-    assert "flwr.supernode.runtime.run_clientapp" in messages.run(launcher)["modules"]
-    until(lambda: not any(server.children() for server in fork_servers()))
+    def test_what_a_message_imported_is_imported_ahead_without_waiting_for_the_next(
+        self, messages: Messages, launcher: Launcher
+    ) -> None:
+        def is_imported_ahead(module: str) -> bool:
+            return any(module in file.read_text() for file in (messages.folder / "servers").glob("*/imports.json"))
 
-
-def test_what_an_app_started_outlives_its_process_as_in_flower(messages: Messages, launcher: Launcher) -> None:
-    warm(messages, launcher)
-    left = messages.folder / "left"
-    found = messages.run(launcher, then=f"open({str(left)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))")
-    until(lambda: left.exists() and left.read_text() and not psutil.pid_exists(found["pid"]))
-    grandchild = psutil.Process(int(left.read_text()))
-    assert grandchild.is_running()
-    grandchild.kill()
+        warm(messages, launcher)
+        messages.run(launcher, imports="wave")
+        assert not is_imported_ahead("wave")
+        with launcher.preparing():
+            until(lambda: is_imported_ahead("wave"))
 
 
 def test_a_killed_server_is_replaced_by_flowers_own_start(
@@ -222,7 +243,7 @@ def test_nothing_is_learned_if_only_some_modules_are_wanted(messages: Messages, 
         assert len({server.pid for _ in range(5) for server in fork_servers() if messages.run(launcher)}) == 1
 
 
-@pytest.mark.parametrize("text", [THREADY, CONNECTING, WITH_A_DEVICE, STARTING])
+@pytest.mark.parametrize("text", first(2, [THREADY, CONNECTING, WITH_A_DEVICE, STARTING]))
 def test_an_import_that_cannot_be_forked_is_left_out(messages: Messages, tmp_path: Path, text: str) -> None:
     libraries = tmp_path / "libraries"
     libraries.mkdir()

@@ -134,8 +134,10 @@ async def outcome(shape: str, error: Exception | None) -> tuple[list[bytes], grp
         return request
 
     async def client_stream(requests: AsyncIterator[bytes], context: Any) -> bytes:
+        # All of them are read first: what a client still sends to an ended call races with the call's status.
+        joined = b"".join([request async for request in requests])
         await fail(context)
-        return b"".join([request async for request in requests])
+        return joined
 
     async def server_stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
         yield FIRST
