@@ -80,7 +80,7 @@ def on_each_transport(short: Collection[str]) -> list[pytest.ParameterSet]:
     """Every fault on plaintext and on mutual TLS; in the short form each on one of the two, alternating.
 
     Args:
-        short: the faults that are part of the short form on this link; the links together cover all faults.
+        short: the faults that are part of the short form on this link.
     """
     if IS_LONG:
         return [_case(fault, is_certified) for fault in FAULTS for is_certified in (False, True)]
