@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -345,12 +345,24 @@ class TestTree(Regressions):
     kind = TreePredictor
 
 
-class TestForest(Regressions):
+class Ensembles(Regressions):
+    """Those of many trees: 25 of them instead of 100."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def fewer_trees(cls) -> Iterator[None]:
+        full = cls.kind.unfitted
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cls.kind, "unfitted", lambda: full().set_params(n_estimators=25))
+            yield
+
+
+class TestForest(Ensembles):
     name = "forest"
     kind = ForestPredictor
 
 
-class TestBoosting(Regressions):
+class TestBoosting(Ensembles):
     name = "boosting"
     kind = BoostingPredictor
 

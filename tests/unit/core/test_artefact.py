@@ -56,6 +56,7 @@ from wattfleet.evaluation.regression.predictors import (
     BoostingPredictor,
     ForestPredictor,
     LinearPredictor,
+    Regression,
     TreePredictor,
 )
 
@@ -376,6 +377,14 @@ def with_everything() -> RooflinePredictor:
     return replace(found, hypotheses=halves, population=reference.population)
 
 
+def with_few_trees(kind: type[Regression]) -> Regression:
+    """An ensemble of five trees instead of a hundred."""
+    full = kind.unfitted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "unfitted", lambda: full().set_params(n_estimators=5))
+        return kind.fit(profile_of(8))
+
+
 @cache
 def stored(kind: str) -> bytes:
     """A stored predictor of the given kind."""
@@ -385,8 +394,8 @@ def stored(kind: str) -> bytes:
         "scratch": lambda: ScratchPredictor(quantity(), quantity()),
         "linear": lambda: LinearPredictor.fit(profile_of(8)),
         "tree": lambda: TreePredictor.fit(profile_of(8)),
-        "forest": lambda: ForestPredictor.fit(profile_of(8)),
-        "boosting": lambda: BoostingPredictor.fit(profile_of(8)),
+        "forest": lambda: with_few_trees(ForestPredictor),
+        "boosting": lambda: with_few_trees(BoostingPredictor),
     }
     return made[kind]().save()
 
