@@ -30,6 +30,14 @@ def fitting_here(
     return lambda: nullcontext(fitting)
 
 
+def fitting_once(
+    transfer: Transfer, modes: ModeArray, stopping: threading.Event, answers_within_s: float
+) -> Callable[[], nullcontext[FittingHere]]:
+    """Replaces `fitting_process` where it does not matter how well a predictor fits."""
+    fitting = FittingOnce(transfer, modes)
+    return lambda: nullcontext(fitting)
+
+
 class FittingOnce(FittingHere):
     """Fits to the first profile only, for tests that train often."""
 

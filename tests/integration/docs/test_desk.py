@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.documented_commands import ROOT, blocks_of
 from wattfleet.simulation.flower import OFFLINE, Parts, environment, free_ports, program
 
-# The short forms are `test_enrolled_deployment`, and `test_documentation` for every command of the page.
+# The short forms are `test_supernode_deployment`, and `test_documentation` for every command of the page.
 pytestmark = [pytest.mark.deployment, pytest.mark.slow, pytest.mark.timeout(900)]
 
 _WITHIN_S = 300.0

@@ -152,7 +152,12 @@ async def test_the_site_in_a_browser_is_accessible_and_asks_no_other_host(host: 
         await check(tab, host, "index.html")
         await search(tab, "supernode certificate")
         assert tab.complaints == [] and tab.elsewhere == []
-    # In another browser, since the page remembers the selected colour scheme.
+
+
+# The short form is the test before. A browser of its own, since the page remembers the selected colour scheme.
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_the_dark_site_in_a_browser_and_on_a_phone_is_accessible(host: str) -> None:
     async with browsing(host, viewport={"width": 1280, "height": 900}, color_scheme="dark") as tab:
         await check(tab, host, "your-app.html")
         await tab.until("document.body.dataset.mdColorScheme === 'slate'")

@@ -12,19 +12,21 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
 import psutil
 import pytest
 
+from tests.fakes.polling import until
 from wattfleet.common.cli import main
 from wattfleet.common.identity.authority import SERVER_NAME
 from wattfleet.common.identity.channels import require_identity
 from wattfleet.simulation import simulate
 from wattfleet_proto.v1 import view_pb2, view_pb2_grpc
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
 
 # Programs that Flower starts by name must be found beside this Python, whatever the caller's PATH is.
 _BARE_PATH = "/usr/bin:/bin"
@@ -64,12 +66,34 @@ def command(out: Path, *arguments: str) -> tuple[list[str], dict[str, str], str]
     )
 
 
-def test_rounds_complete(tmp_path: Path) -> None:
+def printed_until(words: str, lines: Iterable[str]) -> tuple[str, list[str]]:
+    """Read until a line has these words; returns the command for operators that was printed, and all lines."""
+    printed, read = "", []
+    for line in lines:
+        read.append(line)
+        if "operate the fleet meanwhile: " in line:
+            printed = line.partition("operate the fleet meanwhile: ")[2].strip()
+        if words in line:
+            break
+    return printed, read
+
+
+def test_rounds_complete_on_a_protected_fleet(tmp_path: Path) -> None:
     line, environment, mark = command(tmp_path, "--policy", "fastest-k", "--clients", "2", "--json")
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr
+        printed, read = printed_until("training in run", run.stderr)
+        try:
+            assert printed, read
+            require_protected_fleet(tmp_path, mark, printed, environment)
+        except BaseException:
+            run.send_signal(signal.SIGTERM)
+            raise
+        stdout, stderr = run.communicate()
+    assert run.returncode == 0, stderr
     assert gone(mark), processes_of(mark)
-    report = json.loads(done.stdout)
+    assert not Path(printed.rpartition(" ")[2]).exists(), "keys end with the run"
+    report = json.loads(stdout)
     assert report == json.loads((tmp_path / "report.json").read_text())
     assert report["provenance"] == "simulated"
     (run,) = report["runs"]
@@ -162,20 +186,14 @@ def is_answered(channel: grpc.Channel) -> bool:
     return True
 
 
-def test_a_running_fleet_is_protected_and_leaves_no_process_if_terminated(tmp_path: Path) -> None:
+def test_a_fleet_that_is_terminated_leaves_no_process_and_no_keys(tmp_path: Path) -> None:
     line, environment, mark = command(tmp_path)
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout
-        printed, output = "", []
-        for said in run.stdout:
-            output.append(said)
-            if "operate the fleet meanwhile: " in said:
-                printed = said.partition("operate the fleet meanwhile: ")[2].strip()
-            if "training in run" in said:
-                break
+        printed, read = printed_until("operate the fleet meanwhile: ", run.stdout)
         try:
-            assert len(processes_of(mark)) > 4, output
-            require_protected_fleet(tmp_path, mark, printed, environment)
+            assert printed, read
+            until(lambda: len(processes_of(mark)) > 4)
         finally:
             run.send_signal(signal.SIGTERM)
             run.stdout.read()

@@ -231,7 +231,9 @@ def test_an_epoch_of_a_planned_batch_has_as_many_more_samples(batch_size: int, p
 # --- Board fit --------------------------------------------------------------------------------------------------------
 
 
+# The short form is the next test.
 @pytest.mark.data
+@pytest.mark.slow
 def test_the_data_file_is_what_the_command_makes_of_the_corpora(corpora):
     lines = []
     assert board_fit.main(["--data", str(corpora), "--check"], lines.append) == 0, lines
@@ -259,7 +261,9 @@ def test_a_folder_without_the_corpora_is_named(tmp_path):
     assert "agx_orin_resnet18.csv: no such file" in lines[0]
 
 
+# The short form, of the physics in the data file, is `test_a_changed_parameter_or_another_form_of_physics_is_found`.
 @pytest.mark.data
+@pytest.mark.slow
 def test_a_xavier_is_an_orin_with_a_quarter_of_the_cores_at_the_published_power(corpora):
     agx = board_fit.fit_board(board_fit.read_profile(corpora / board_fit.AGX_CORPUS))
     time, power = board_fit.xavier_agx(agx)

@@ -24,7 +24,7 @@ from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE, WORK_FILE
 from edge_agent.profiling.known_workload import BUILT_IN
 from edge_agent.profiling.stored_profile import folder_name
 from tests.fakes.agent_settings import only_workload
-from tests.fakes.fittings import fitting_here, keep_duty_here
+from tests.fakes.fittings import fitting_here, fitting_once, keep_duty_here
 from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet
 from tests.fakes.polling import until
 from wattfleet.common.identity.channels import Endpoint
@@ -55,7 +55,7 @@ def profiled_devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profiled")
     everyone = PolicySettings(name="all")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+        patch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_once)
         with running_fleet(folder, FLEET, policy=everyone, site_budget_w=200.0, minibatches_per_epoch=None):
             pass
     return folder
@@ -73,6 +73,12 @@ def folder(tmp_path: Path, profiled_devices: Path) -> Path:
 def fits_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predictors are fitted without a process for each fit; other tests in this folder use the processes."""
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+
+
+@pytest.fixture
+def fits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictors are fitted to the first measurements only, for tests in which no prediction matters."""
+    monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_once)
 
 
 @pytest.fixture(autouse=True)
@@ -106,9 +112,7 @@ def _has_length(device: view_pb2.DeviceView) -> bool:
     return any(each.HasField("minibatches_per_epoch") for each in device.workloads)
 
 
-def test_a_node_with_the_socket_of_another_device_is_left_out_of_the_round(
-    folder: Path, fits_in_this_process: None
-) -> None:
+def test_a_node_with_the_socket_of_another_device_is_left_out_of_the_round(folder: Path, fits_once: None) -> None:
     everyone = PolicySettings(name="all")
     with running_fleet(folder, FLEET, policy=everyone, site_budget_w=200.0, minibatches_per_epoch=None) as fleet:
         nodes = fleet.nodes()
@@ -123,7 +127,7 @@ def test_a_node_with_the_socket_of_another_device_is_left_out_of_the_round(
         assert left_out.device_id == "xavier-0" and "belongs to orin-nano-0" in left_out.reason
 
 
-def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
+def test_rounds_hold_the_watts_and_train(folder: Path, fits_in_this_process: None) -> None:
     fastest = PolicySettings(name="fastest-k", clients=2)
     with running_fleet(folder, FLEET, policy=fastest, site_budget_w=75.0, minibatches_per_epoch=None) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
@@ -194,7 +198,7 @@ def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
         assert kept.minibatch_ms * known.minibatches_per_epoch / 1e3 == pytest.approx(front.epoch_s)
 
 
-def test_another_strategy_and_a_broken_node(folder: Path, fits_in_this_process: None) -> None:
+def test_another_strategy_and_a_broken_node(folder: Path, fits_once: None) -> None:
     with running_fleet(folder, FLEET, policy=PolicySettings(name="all"), site_budget_w=200.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         median = FedMedian(fraction_evaluate=0.0, min_available_nodes=3)
@@ -218,7 +222,7 @@ def _continue(fleet: RunningFleet, grid: InProcessGrid, strategy: PowerAware) ->
     strategy.aggregate_train(2, replies)
 
 
-def test_too_few_watts_end_the_run_with_the_reason(folder: Path, fits_in_this_process: None) -> None:
+def test_too_few_watts_end_the_run_with_the_reason(folder: Path, fits_once: None) -> None:
     with running_fleet(folder, FLEET, policy=PolicySettings(name="all"), site_budget_w=20.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         with pytest.raises(PlanningError, match="allow at least"):
@@ -362,6 +366,8 @@ def require_learned(fleet: RunningFleet, rounds: Sequence[view_pb2.RoundView], l
     assert float(np.median(np.abs(errors(settled, "power_w")))) <= 0.1
 
 
+# The short forms are the next test, and `test_devices_learn_any_workloads_and_plans_use_them` of `tests/worlds`.
+@pytest.mark.slow
 @pytest.mark.usefixtures("fits_in_this_process")
 def test_a_second_network_trains_on_the_same_boards_without_another_installation(tmp_path: Path) -> None:
     with fresh_fleet(tmp_path) as fleet:
