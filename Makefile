@@ -89,7 +89,7 @@ chaos: install ## Kill agents, coordinators, and 200 times on each store everyth
 
 soak: install ## Let a fleet train for an hour (SOAK_S), and look for growth: out/soak/soak.csv, soak.png
 	mkdir -p out/soak
-	SOAK_S=$${SOAK_S:-3600} SOAK_OUT=out/soak $(BIN)/pytest -s tests/soak
+	SOAK_S=$${SOAK_S:-3600} SOAK_OUT=out/soak $(BIN)/pytest --slow -s tests/soak
 
 worlds: install ## Look for excess power in 30,000 random worlds of failures from WORLDS_FIRST: 45 minutes of one core
 	WORLDS=30000 $(PYTEST) --timeout=7200 tests/worlds

@@ -132,7 +132,7 @@ def test_kills_at_random_moments_lose_at_most_the_mode_in_flight(tmp_path):
 #
 # Real processes are killed at each of their steps, and at random moments; `make chaos` does the latter 50 times.
 
-KILLS_OF_MODE_CHANGES = int(os.environ.get("CHAOS_KILLS", "4"))
+KILLS_OF_MODE_CHANGES = int(os.environ.get("CHAOS_KILLS", "3"))
 THOROUGH = KILLS_OF_MODE_CHANGES >= 50
 
 # Importing takes a second, and each killed agent is a new process: all are forked from one that has imported
@@ -207,7 +207,7 @@ def test_a_mode_change_killed_at_any_step_is_undone(tmp_path):
         if step % 4 == 3:
             assert not board.do(lasting_agent.apply), "a second change keeps the first backup"
         board.restored_by(next_start(step))
-        step += 1 if THOROUGH else 3
+        step += 1 if THOROUGH else 5
     assert step >= board.found()["steps"] > 20
     assert board.jetson.everything() != board.owners, "the last one was not killed"
     board.restored_by(next_start(step))
@@ -219,7 +219,7 @@ def test_a_restoring_killed_at_any_step_is_done_by_the_next_start(tmp_path):
     while board.do(lasting_agent.restore, fatal=step):
         board.restored_by(next_start(step))
         board.do(lasting_agent.apply)
-        step += 1 if THOROUGH else 4
+        step += 1 if THOROUGH else 7
     assert board.jetson.everything() == board.owners
     assert step > 20
 
@@ -228,7 +228,7 @@ def test_a_training_killed_at_any_step_is_undone_the_fan_included(tmp_path):
     board, step = Board(tmp_path / "board"), 0
     while board.do(lasting_agent.train, fatal=step):
         board.restored_by(next_start(step))
-        step += 1 if THOROUGH else 7
+        step += 1 if THOROUGH else 13
     assert board.jetson.everything() == board.owners
     assert step > 80
 

@@ -35,7 +35,7 @@ from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import planning_pb2
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
-KILLS = int(os.environ.get("CHAOS_KILLS", "5"))
+KILLS = int(os.environ.get("CHAOS_KILLS", "3"))
 ENDS_AFTER_S = float(os.environ.get("CHAOS_S", "inf"))
 DEVICES = [f"nano-{k}" for k in range(4)]
 BUDGET_W = 32.0

@@ -56,7 +56,7 @@ def test_too_few_inputs_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- Test hostile messages --------------------------------------------------------------------------------------------
 # The fuzzers' own messages: they can be made from every seed, and use the values that they are given.
 
-SEEDS = 100
+SEEDS = 25
 
 Requests = Mapping[str, Sequence[Sequence[Message]]]
 

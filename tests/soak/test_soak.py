@@ -1,8 +1,8 @@
 """A fleet that trains continuously, over a hundred times faster than real boards: no process's usage grows.
 
-A short form runs with all tests; `make soak` runs for an hour (`SOAK_S`), and writes a table and a plot to `SOAK_OUT`.
-The coordinator, the agents, Flower's server and its nodes are separate processes that use mutual TLS. Boards are
-simulated: an epoch takes minutes on their virtual clocks, and a moment on this machine.
+`make test-all` lets it train for seconds. `make soak` runs for an hour (`SOAK_S`), and writes a table and a plot to
+`SOAK_OUT`. The coordinator, the agents, Flower's server and its nodes are separate processes that use mutual TLS.
+Boards are simulated: an epoch takes minutes on their virtual clocks, and a moment on this machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.soak.usage import QUANTITIES, Bound, Member, Sample, Usage, draw, gro
 from wattfleet.common.identity.channels import open_async_channel
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
 
-SOAK_S = float(os.environ.get("SOAK_S", "8"))
+SOAK_S = float(os.environ.get("SOAK_S", "4"))
 OUT = os.environ.get("SOAK_OUT")
 IS_LONG = SOAK_S > 120
 DEVICES = 4
@@ -74,6 +74,8 @@ async def delete_old_runs(fleet: FleetFolder, coordinator: str, trained: Trained
                     pass
 
 
+# The short form is `tests/chaos/test_campaign.py`: the same fleet, whose growth seconds cannot show.
+@pytest.mark.slow
 @pytest.mark.timeout(2 * STARTS_WITHIN_S + 2 * SOAK_S)
 async def test_a_fleet_that_trains_without_pause_does_not_grow(short_folder: Path) -> None:
     fleet = FleetFolder(short_folder, [f"nano-{k}" for k in range(DEVICES)])

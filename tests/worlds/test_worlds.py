@@ -17,7 +17,7 @@ from tests.worlds.rules import Step
 from tests.worlds.search import search
 from tests.worlds.world import run
 
-WORLDS = int(os.environ.get("WORLDS", "200"))
+WORLDS = int(os.environ.get("WORLDS", "100"))
 FIRST = int(os.environ.get("WORLDS_FIRST", "0"))
 PARTS = 10
 ROOT = Path(__file__).resolve().parents[2]

@@ -215,6 +215,8 @@ def test_what_most_seeds_never_reach_is_not_reached() -> None:
     assert median_figures([{"a": {"b": 1.0}}, {"a": {"b": None}}, {"a": {"b": None}}]) == {"a": {"b": None}}
 
 
+# The short forms are the tests of `found`, which an experiment gives, and of `median_figures`.
+@pytest.mark.slow
 def test_the_command_writes_a_result_that_it_can_show(
     experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from coordinator.settings import CoordinatorSettings
 from edge_agent.session import coordinator_session
 from edge_agent.settings import SessionSettings
 from tests.fakes.served import serving_client
+from tests.fakes.short_forms import first
 from wattfleet.common import tasks
 from wattfleet_proto.convert import front_from_message, workload_from_message, workload_to_message
 from wattfleet_proto.v1 import planning_pb2, session_pb2
@@ -53,18 +54,19 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_it_tells_every_figure_without_and_with_tls_and_leaves_no_process(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", first(1, [[], ["--tls"]]), ids=["without TLS", "without and with TLS"])
+def test_it_tells_every_figure_and_leaves_no_process(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     before = children()
-    assert main(["--agents", str(AGENTS), "--workloads", "2", "--tls", *SHORT, "--json"]) == 0
+    assert main(["--agents", str(AGENTS), "--workloads", "2", *options, *SHORT, "--json"]) == 0
     assert children() == before
     document = json.loads(capsys.readouterr().out)
     assert document["provenance"] == "simulated" and document["settings"]["workloads"] == 2
-    plain, protected = document["fleets"]
-    assert (plain["tls"], protected["tls"]) == (False, True)
-    for fleet in (plain, protected):
+    fleets = document["fleets"]
+    assert [fleet["tls"] for fleet in fleets] == [False, True][: len(fleets)] and len(fleets) == 1 + len(options)
+    for fleet in fleets:
         require_every_figure(fleet)
-    wanted = [fleet["goals"]["RSS of the coordinator, MB"]["wanted"] for fleet in (plain, protected)]
-    assert wanted == ["at most 600", "at most 1000"]
+    wanted = [fleet["goals"]["RSS of the coordinator, MB"]["wanted"] for fleet in fleets]
+    assert wanted == ["at most 600", "at most 1000"][: len(fleets)]
 
 
 def require_every_figure(fleet: dict[str, Any]) -> None:

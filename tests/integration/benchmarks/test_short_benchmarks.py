@@ -111,7 +111,9 @@ def test_the_tables_and_the_file_have_all_rows(outcomes: list[Outcome], tmp_path
 # The benchmark of a round's overhead, with one real SuperNode.
 
 
+# The short forms run the other benchmarks; `tests/integration/simulation/test_deployment.py` runs real SuperNodes.
 @pytest.mark.deployment
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_stages_make_up_the_round(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rounds", "1", "--devices", "1", "--ways", "wattfleet", "--json"]) == 0

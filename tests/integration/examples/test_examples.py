@@ -32,6 +32,7 @@ from tests.fakes.duties import duty, duty_agent_at
 from tests.fakes.fleet_in_process import GRID_RUN_ID, InProcessGrid
 from tests.fakes.fleets import front
 from tests.fakes.polling import until
+from tests.fakes.short_forms import first
 from wattfleet.common.identity.channels import Endpoint
 from wattfleet.core.budgets import Supplies, Supply
 from wattfleet.core.modes import modes_to_array
@@ -230,7 +231,7 @@ def accuracies(app: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return seen
 
 
-@each_quickstart
+@pytest.mark.parametrize("quickstart", first(1, QUICKSTARTS), ids=lambda folder: folder.name)
 def test_without_a_coordinator_both_learn_the_same(
     quickstart: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
