@@ -309,7 +309,9 @@ def test_one_line_enrols_a_board_and_revoking_it_ends_it(deployment: Deployment,
     assert "it was revoked or forgotten" in supernode.log.read_text()
 
 
+# The short forms are `test_superlink_keeper`, `test_supernode` and the unit tests of the SuperLink.
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_strangers_are_refused(deployment: Deployment) -> None:
     wait_until("the SuperLink serves", lambda: "Uvicorn running" in deployment.log.read_text())
     trusted = deployment.folder / "superlink" / "trusted.pem"
