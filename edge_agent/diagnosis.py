@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 import stat
 from collections.abc import Callable, Generator, Iterator
@@ -16,16 +17,28 @@ from typing import Any, Literal
 from edge_agent.devices.device import Device, ModeNotAppliedError
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.board import (
+    HIDDEN_DEVICE_TREE,
     BoardPower,
+    JetsonIdentity,
+    Supply,
     identify,
     is_jetson,
     read_conditions,
+    read_gating,
     read_throttle_counters,
     read_zones,
+    sign_of_hidden_jetson,
 )
-from edge_agent.devices.jetson.knobs import Cpu, Fan, Gpu, Memory
+from edge_agent.devices.jetson.knobs import GPU_DRIVER, WRITABLE, Cpu, Fan, Gpu, Memory
+from edge_agent.devices.jetson.nvpmodel_conf import (
+    SYSTEM_CONF,
+    NvpmodelConf,
+    NvpmodelConfError,
+    NvpmodelMode,
+    parse_conf,
+)
 from edge_agent.devices.meters import latest_power_mw, power_now_mw
-from edge_agent.devices.sysfs import default_memory_hz, mode_argument
+from edge_agent.devices.sysfs import SysfsDevice, default_memory_hz, mode_argument
 from edge_agent.devices.tree import Tree
 from edge_agent.exporter import is_exposed
 from edge_agent.learning.transfer import Expectation, expectation_of
@@ -33,7 +46,7 @@ from edge_agent.profiling.stored_profile import FittedDevice
 from edge_agent.systemd.installation import SETTINGS_PATH, InstalledConnection
 from edge_agent.training.mode_change import KnobBackupError, has_backup, holder_of
 from wattfleet.common.addresses import split_address
-from wattfleet.common.clock import utc_now
+from wattfleet.common.clock import SystemClock, utc_now
 from wattfleet.common.console import count_of
 from wattfleet.common.identity.authority import VALID_FROM
 from wattfleet.common.identity.channels import PLAINTEXT_WARNING, is_loopback
@@ -96,11 +109,16 @@ def failing(topic: str, found: str, advice: str) -> Finding:
 
 def host_findings(device: HostDevice) -> Iterator[Finding]:
     """Check a machine without power modes; many have no power meter and therefore join no rounds."""
-    yield limited(
-        "device",
-        f"host: not a Jetson, so its only mode is {device.current_mode().label()}, which is never changed",
-        "with a power meter, it can be measured and join rounds; on a Jetson, `--device auto` finds the power modes",
-    )
+    mode = device.current_mode().label()
+    if device.is_jetson:
+        yield limited("device", f"host: this is a Jetson, used without its power modes, in {mode}", _AS_JETSON)
+    else:
+        yield limited(
+            "device",
+            f"host: not a Jetson, so its only mode is {mode}, which is never changed",
+            "with a power meter, it can be measured and join rounds; on a Jetson, `--device auto` finds the power"
+            " modes",
+        )
     if not (device.has_power_meter or device.power_is_refused):
         yield absent("power", device.power_statement, _power_advice(device))
     elif math.isnan(power_now_mw(device)):
@@ -122,7 +140,12 @@ def host_findings(device: HostDevice) -> Iterator[Finding]:
         yield fine("throttling", f"{count_of(conditions.throttle_events, 'time')} since boot")
 
 
+_AS_JETSON = "pass --device auto, which sets power modes and reads the power monitor; NVML reports no Jetson's power"
+
+
 def _power_advice(device: HostDevice) -> str:
+    if device.is_jetson:
+        return _AS_JETSON
     if device.power_is_refused:
         return "run this as root: `sudo wattfleet agent doctor`"
     if device.has_power_meter:
@@ -272,11 +295,24 @@ def _connection(identity: Identity | None, service: InstalledConnection | None) 
 # --- Jetson -----------------------------------------------------------------------------------------------------------
 # Checks a Jetson: what its kernel reports, and which settings may be written.
 
-_DRIVER = "check that the kernel is NVIDIA's, from JetPack 4 to 7"
+_DRIVERS = {
+    "CPU": "check that the kernel is NVIDIA's, from JetPack 4 to 7, and has its CPU frequency driver",
+    "GPU": (
+        f"load the driver (`modprobe {GPU_DRIVER}`); it comes with NVIDIA's kernel of JetPack 4 to 7. An upstream"
+        " kernel does not have it, so boot NVIDIA's"
+    ),
+    "memory": "check that the kernel is NVIDIA's, from JetPack 4 to 7",
+}
+"""What to do if the frequencies of a part cannot be read."""
 
 
-def jetson_findings(tree: Tree) -> Iterator[Finding]:
-    """Check each part of a Jetson separately, so that one failure does not hide another."""
+def jetson_findings(tree: Tree, is_changed: bool = False) -> Iterator[Finding]:
+    """Check each part of a Jetson separately, so that one failure does not hide another.
+
+    Args:
+        tree: the board's files.
+        is_changed: whether an agent may have changed the board's mode.
+    """
     try:
         identity = identify(tree)
     except InvalidInputError as error:
@@ -284,8 +320,9 @@ def jetson_findings(tree: Tree) -> Iterator[Finding]:
         return
     yield fine("board", f"{identity.model}, kind {identity.kind}")
     yield _software(identity.l4t, identity.jetpack)
-    yield from _clocks(tree, identity.kind)
-    yield from _power(tree, identity.kind)
+    yield from _clocks(tree, identity)
+    yield from _power(tree, identity)
+    yield from _presets(tree, is_changed)
     yield _zones(tree)
     yield _throttling(tree)
     fan = Fan(tree, run_no_program)
@@ -306,28 +343,30 @@ def _software(l4t: str | None, jetpack: int | None) -> Finding:
     return fine("software", f"Jetson Linux {l4t}, {f'JetPack {jetpack}' if jetpack else 'JetPack unknown'}")
 
 
-def _clocks(tree: Tree, kind: str) -> Iterator[Finding]:
+def _clocks(tree: Tree, identity: JetsonIdentity) -> Iterator[Finding]:
     """Check cores, GPU and memory, and whether they may be set."""
     writable: list[str] = []
     checks: tuple[Callable[[], tuple[Finding, list[str]]], ...] = (
         lambda: _cpu(tree),
-        lambda: _gpu(tree),
-        lambda: _memory(tree, kind),
+        lambda: _gpu(tree, identity),
+        lambda: _memory(tree, identity),
     )
     for topic, check in zip(("CPU", "GPU", "memory"), checks, strict=True):
         try:
             finding, files = check()
         except (InvalidInputError, ModeNotAppliedError) as error:
-            yield failing(topic, str(error), _DRIVER)
+            yield failing(topic, str(error), _DRIVERS[topic])
             continue
         writable += files
         yield finding
     writable += Fan(tree, run_no_program).written_files()
     refused = [path for path in writable if not tree.may_write(path)]
     if refused:
-        yield failing(
-            "permission", f"{len(refused)} of {len(writable)} settings are not writable, such as {refused[0]}", _AS_ROOT
-        )
+        found = f"{len(refused)} of {len(writable)} settings are not writable, such as {refused[0]}"
+        if tree.is_read_only(refused[0]):
+            yield failing("permission", f"{found}: mounted read-only", WRITABLE)
+        else:
+            yield failing("permission", found, _AS_ROOT)
     else:
         yield fine("permission", f"all {len(writable)} settings are writable")
 
@@ -340,13 +379,15 @@ def _cpu(tree: Tree) -> tuple[Finding, list[str]]:
     return fine("CPU", found), cpu.written_files()
 
 
-def _gpu(tree: Tree) -> tuple[Finding, list[str]]:
+def _gpu(tree: Tree, identity: JetsonIdentity) -> tuple[Finding, list[str]]:
     gpu = Gpu(tree)
-    return fine("GPU", f"{gpu.folder.rpartition('/')[2]}; {_span(gpu.table_hz, 1e6)}"), gpu.written_files()
+    gating = read_gating(tree, identity.soc)
+    parts = f"; {gating.statement}" if gating else ""
+    return fine("GPU", f"{gpu.folder.rpartition('/')[2]}; {_span(gpu.table_hz, 1e6)}{parts}"), gpu.written_files()
 
 
-def _memory(tree: Tree, kind: str) -> tuple[Finding, list[str]]:
-    memory = Memory(tree, default_memory_hz(kind))
+def _memory(tree: Tree, identity: JetsonIdentity) -> tuple[Finding, list[str]]:
+    memory = Memory(tree, default_memory_hz(identity))
     if not memory.written_files():
         found = "no interface to set it, so it has one frequency"
         return limited("memory", found, f"{_AS_ROOT}; a Nano has no interface"), []
@@ -364,9 +405,16 @@ def _debugfs(what: str) -> str:
     return f"for {what}, mount debugfs and {_AS_ROOT}; a Nano has none"
 
 
-def _power(tree: Tree, kind: str) -> Iterator[Finding]:
-    power = BoardPower(tree, kind)
+def _power(tree: Tree, identity: JetsonIdentity) -> Iterator[Finding]:
+    power = BoardPower(tree, identity.kind)
     named = " + ".join(power.rails)
+    if power.missing and not identity.has_power_monitor:
+        yield absent(
+            "power",
+            "this kit has no power monitor, so its power cannot be measured",
+            "use another kit, such as a Nano with 4 GB, to take part in rounds",
+        )
+        return
     if power.missing:
         yield failing(
             "power",
@@ -377,8 +425,102 @@ def _power(tree: Tree, kind: str) -> Iterator[Finding]:
     now_mw = power.read_mw()
     if math.isnan(now_mw):
         yield failing("power", f"{named}: found, but a rail cannot be read", "check `dmesg` for ina3221 errors")
+        return
+    supply = power.read_supply()
+    at = f" ({_supply_text(supply)})" if supply else ""
+    found = f"{named}: {now_mw / 1e3:.1f} W now{at}"
+    if supply and supply.rail in _FIVE_VOLT_INPUTS and supply.volts < _LOWEST_INPUT_V:
+        yield limited("power", f"{found}: too low for 5 V", "use a stronger supply or a shorter cable, or it throttles")
     else:
-        yield fine("power", f"{named}: {now_mw / 1e3:.1f} W now")
+        yield fine("power", found)
+
+
+def _supply_text(supply: Supply) -> str:
+    """Return voltage and current of a rail in words."""
+    return f"{supply.rail} at {supply.volts:.2f} V, {supply.amperes:.2f} A"
+
+
+_FIVE_VOLT_INPUTS = ("VDD_IN", "POM_5V_IN")
+_LOWEST_INPUT_V = 4.75
+"""5 V less 5 %."""
+
+
+def _presets(tree: Tree, is_changed: bool) -> Iterator[Finding]:
+    """Check NVIDIA's configuration, and whether the mode in force has its clocks.
+
+    Args:
+        tree: the board's files.
+        is_changed: whether an agent may have changed the board's mode.
+    """
+    numbers = "modes can still be given in numbers, see `wattfleet agent modes`"
+    try:
+        conf = parse_conf(tree.read(SYSTEM_CONF), SYSTEM_CONF)
+    except OSError as error:
+        yield limited("presets", f"{SYSTEM_CONF}: {error.strerror}", f"install NVIDIA's nvpmodel; {numbers}")
+        return
+    except NvpmodelConfError as error:
+        yield limited("presets", str(error), f"correct this line, or report it with the file; {numbers}")
+        return
+    try:
+        board = SysfsDevice(tree, SystemClock(), run_no_program)
+        later, standing = board.need_reboot, board.current_mode()
+    except WattfleetError:
+        return  # another check reports it
+    names = ", ".join(f"{mode.name}{' (after a reboot)' if mode.name in later else ''}" for mode in conf.modes)
+    in_force = next((mode for mode in conf.modes if mode.mode_id == _stored_id(tree)), None)
+    if in_force is None and _stored_id(tree) is not None:
+        yield limited(
+            "presets",
+            f"{names}; nvpmodel's stored mode {_stored_id(tree)} is not among them",
+            f"run `sudo nvpmodel -m {conf.default}`",
+        )
+        return
+    if in_force is not None and not is_changed:
+        own = board.presets[in_force.name]
+        below = [
+            f"{part} {held / per_mhz:g} of {wanted / per_mhz:g} MHz"
+            for part, held, wanted, per_mhz in (
+                ("CPU", standing.cpu_khz, own.cpu_khz, 1e3),
+                ("GPU", standing.gpu_hz, max(own.gpu_hz, _highest_gpu_hz(board, in_force)), 1e6),
+                ("memory", standing.mem_hz, own.mem_hz, 1e6),
+            )
+            if held < wanted
+        ]
+        if below:
+            yield limited(
+                "presets",
+                f"{names}; {in_force.name} is in force, but below its own clocks: {', '.join(below)}",
+                f"run `sudo nvpmodel -m {in_force.mode_id}`; if that changes nothing, install the Jetson Linux and"
+                " the firmware that this mode needs",
+            )
+            return
+    if later:
+        name, why = next(iter(later.items()))
+        yield limited("presets", f"{names}: {why}", f"for {name}, {_reboot_command(conf, name)}")
+        return
+    yield fine("presets", names)
+
+
+def _reboot_command(conf: NvpmodelConf, name: str) -> str:
+    return f"run `sudo nvpmodel -m {conf.mode_of_name(name).mode_id}` and reboot"
+
+
+def _stored_id(tree: Tree) -> int | None:
+    """Return the mode that nvpmodel has stored for the next start; None if there is none."""
+    try:
+        found = re.fullmatch(r"pmode:(\d+).*", tree.read("/var/lib/nvpmodel/status"), re.DOTALL)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+_SUPER_GPU_HZ = {"orin-nano": 1_020_000_000, "orin-nx": 1_173_000_000}
+"""GPU frequency of MAXN_SUPER. A board may offer this mode and keep the frequencies that it had before."""
+
+
+def _highest_gpu_hz(board: SysfsDevice, mode: NvpmodelMode) -> int:
+    """Return the GPU frequency that a mode should have, even if the board does not offer it; 0 if unknown."""
+    return _SUPER_GPU_HZ.get(board.board_kind, 0) if mode.name == "MAXN_SUPER" else 0
 
 
 def _zones(tree: Tree) -> Finding:
@@ -548,7 +690,9 @@ def diagnose(
     """
     tree = _tree_of(spec)
     if tree is not None and is_jetson(tree):
-        yield from jetson_findings(tree)
+        yield from jetson_findings(tree, _may_be_changed(device_folder))
+    elif tree is not None and (sign := sign_of_hidden_jetson(tree)) is not None:
+        yield failing("board", f"looks like a Jetson ({sign} exists) whose device tree is hidden", HIDDEN_DEVICE_TREE)
     elif tree is not None and spec != "auto":
         yield limited(
             "board",
@@ -602,6 +746,13 @@ def _state_directory(path: Path) -> Finding:
 
 _REQUIRED_FREE_MB = 50.0
 """A profile needs less than 1 MB, a reference a few."""
+
+
+def _may_be_changed(folder: Path) -> bool:
+    try:
+        return has_backup(folder)
+    except KnobBackupError:
+        return True
 
 
 def _backup(folder: Path) -> Finding:

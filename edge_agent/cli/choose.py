@@ -396,7 +396,7 @@ def _csv_lines(board: Device) -> list[str]:
 
 
 def _modes_content(board: Device) -> dict[str, Any]:
-    from edge_agent.devices.sysfs import presets_of
+    from edge_agent.devices.sysfs import need_reboot, presets_of
     from wattfleet.core.modes import PowerMode
 
     columns = zip(PowerMode._fields, board.modes.T, strict=True)
@@ -406,6 +406,7 @@ def _modes_content(board: Device) -> dict[str, Any]:
         "modes": len(board.modes),
         "values": {knob: sorted({round(value) for value in values.tolist()}) for knob, values in columns},
         "presets": {name: mode._asdict() for name, mode in presets_of(board).items()},
+        "need_reboot": dict(need_reboot(board)),
     }
 
 
@@ -434,6 +435,8 @@ def _print_tables(content: dict[str, Any]) -> None:
             mode = PowerMode(**knobs)
             presets.add(name, mode_argument(mode), mode.label())
         console.print(presets)
+    for name, why in content["need_reboot"].items():
+        console.print(f"{name} needs a reboot: {why}.")
 
 
 # --- Explain ----------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def _device(board: Device) -> dict[str, Any]:
     import math
 
     from edge_agent.devices.meters import power_now_mw
-    from edge_agent.devices.sysfs import mode_argument, presets_of
+    from edge_agent.devices.sysfs import applicable_presets, mode_argument
 
     mode, conditions = board.current_mode(), board.conditions()
     power_mw = power_now_mw(board)
@@ -103,11 +103,23 @@ def _device(board: Device) -> dict[str, Any]:
         "mode": mode._asdict(),
         "argument": mode_argument(mode),
         "label": mode.label(),
-        "presets": [name for name, preset in presets_of(board).items() if preset == mode],
+        "presets": [name for name, preset in applicable_presets(board).items() if preset == mode],
+        "basis": board.basis,
+        "supply": _supply(board),
         "power_w": None if math.isnan(power_mw) else power_mw / 1e3,
         "temperature_c": conditions.temperature_c,
         "throttle_events": conditions.throttle_events,
     }
+
+
+def _supply(board: Device) -> dict[str, Any] | None:
+    """Return voltage and current of the board's first rail; None if it does not measure them."""
+    from dataclasses import asdict
+
+    from edge_agent.devices.sysfs import SysfsDevice
+
+    supply = board.power.read_supply() if isinstance(board, SysfsDevice) else None
+    return None if supply is None else asdict(supply)
 
 
 def _knob_backup(folder: Path) -> dict[str, Any]:
@@ -297,9 +309,15 @@ def _device_lines(device: Any) -> dict[str, str]:
         "device": f"{device['board']} ({device['provenance']})",
         "mode": f"{device['argument']} ({device['label']}{named})",
         "power": "cannot be read" if power_w is None else f"{power_w:.1f} W",
+        **({"supply": _supply_line(device["supply"])} if device["supply"] else {}),
+        **({"figures of": device["basis"]} if device["basis"] else {}),
         "temperature": "not reported by this board" if degrees is None else f"{degrees:.1f} degrees C",
         "throttled": "not counted by this board" if throttled is None else f"{count_of(throttled, 'time')} since boot",
     }
+
+
+def _supply_line(supply: Any) -> str:
+    return f"{supply['rail']} at {supply['volts']:.2f} V, {supply['amperes']:.2f} A"
 
 
 def _knob_backup_lines(backup: Any) -> dict[str, str]:

@@ -118,6 +118,14 @@ class Device(Protocol):
         ...
 
     @property
+    def basis(self) -> str:
+        """What its figures depend on apart from the mode, in words, such as the rails that its power includes.
+
+        Figures of another basis are kept apart. Empty if nothing but the mode matters.
+        """
+        ...
+
+    @property
     def clock(self) -> Clock:
         """The time base of everything measured on it."""
         ...
@@ -137,6 +145,16 @@ class Device(Protocol):
 
         Args:
             workload: the workload that a virtual board simulates; None for its built-in workload.
+        """
+        ...
+
+    def try_knobs(self) -> None:
+        """Find out which settings the board does not reach; `modes` are then without them.
+
+        Call this before the first change, once the settings are backed up. They stay as they were.
+
+        Raises:
+            ModeNotAppliedError: a setting could not be restored.
         """
         ...
 

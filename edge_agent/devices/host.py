@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from edge_agent.devices.device import Activity, Knobs, Provenance
+from edge_agent.devices.jetson.board import is_jetson, sign_of_hidden_jetson
 from edge_agent.devices.meters import Nvml, PolledMeter, Rapl
 from edge_agent.devices.tree import Tree
 from wattfleet.common.clock import Clock
@@ -28,6 +29,14 @@ class PhysicalBoard:
     """Base of the devices that represent hardware."""
 
     mode_persists = True
+
+    @property
+    def basis(self) -> str:
+        """What its figures depend on apart from the mode."""
+        return ""
+
+    def try_knobs(self) -> None:
+        """Do nothing, as no setting is known to be out of reach."""
 
     def built_in_workload(self, workload: Workload | None = None) -> Callable[[], None] | None:
         """Return None, since a program has to train on the board."""
@@ -86,6 +95,9 @@ class HostDevice(PhysicalBoard):
         clock: the time base of measurements.
         nvml: its NVIDIA GPUs; None if it has none.
 
+    Attributes:
+        is_jetson: whether it is a Jetson, whose power NVML does not report.
+
     Raises:
         InvalidInputError: it does not report which cores are online.
     """
@@ -95,6 +107,7 @@ class HostDevice(PhysicalBoard):
         self._clock = clock
         self._nvml = nvml
         self._rapl = Rapl(tree, clock)
+        self.is_jetson = is_jetson(tree) or sign_of_hidden_jetson(tree) is not None
         self._live_power: Callable[[], float] | None = None
         self._modes = modes_to_array([self.current_mode()])
 

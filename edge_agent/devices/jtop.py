@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -44,11 +44,13 @@ class JtopMeter:
     Args:
         client: a started `jtop.jtop`.
         clock: stamps each sample.
+        rails: as for `JtopDevice`.
     """
 
-    def __init__(self, client: Any, clock: Clock) -> None:
+    def __init__(self, client: Any, clock: Clock, rails: Sequence[str]) -> None:
         self._client = client
         self._clock = clock
+        self._rails = rails
         self._samples: list[tuple[float, float]] = []
         client.attach(self._sample)
 
@@ -63,7 +65,7 @@ class JtopMeter:
         return self.read()
 
     def _sample(self, client: Any) -> None:
-        self._samples.append((self._clock.now_s(), _total_mw(client.power)))
+        self._samples.append((self._clock.now_s(), _total_mw(client.power, self._rails)))
 
 
 class JtopDevice(PhysicalBoard):
@@ -72,16 +74,23 @@ class JtopDevice(PhysicalBoard):
     Args:
         board: applies the modes and reads them back.
         client: a started `jtop.jtop`.
+        rails: the rails whose sum is the board's power; if there are fewer than two, jtop's total is used.
     """
 
-    def __init__(self, board: Device, client: Any) -> None:
+    def __init__(self, board: Device, client: Any, rails: Sequence[str] = ()) -> None:
         self._board = board
         self._client = client
+        self._rails = rails
 
     @property
     def board_kind(self) -> str:
         """Kind of board, such as `agx-orin`."""
         return self._board.board_kind
+
+    @property
+    def basis(self) -> str:
+        """What its figures depend on apart from the mode."""
+        return self._board.basis
 
     @property
     def provenance(self) -> Provenance:
@@ -97,6 +106,10 @@ class JtopDevice(PhysicalBoard):
     def modes(self) -> ModeArray:
         """`[n, 4]` modes that can be applied."""
         return self._board.modes
+
+    def try_knobs(self) -> None:
+        """Find out which settings the board does not reach."""
+        self._board.try_knobs()
 
     def current_mode(self) -> PowerMode:
         """Return the current mode, read back from the board."""
@@ -117,7 +130,7 @@ class JtopDevice(PhysicalBoard):
 
     def start_meter(self) -> JtopMeter:
         """Start sampling board power."""
-        return JtopMeter(self._client, self.clock)
+        return JtopMeter(self._client, self.clock, self._rails)
 
     def conditions(self) -> BoardSample:
         """Return the hottest temperature that jtop reports, and whatever else the board itself reports."""
@@ -129,7 +142,7 @@ class JtopDevice(PhysicalBoard):
         """Return the power and the fan speed that jtop published last, and whatever else the board itself reports."""
         speeds = [state.speed for state in self._fans().values()]
         fan_share = max(speeds) / _FULL_SPEED if speeds else None
-        return replace(self._board.activity(), power_mw=_total_mw(self._client.power), fan_share=fan_share)
+        return replace(self._board.activity(), power_mw=_total_mw(self._client.power, self._rails), fan_share=fan_share)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -213,8 +226,12 @@ def _fan_state(value: str) -> _FanState:
         raise InvalidInputError(f"cannot restore the fan state {value!r}: it is not a profile with a speed") from None
 
 
-def open_jtop(board: Device) -> JtopDevice:
-    """Read a board through jtop; `board` still applies its modes.
+def open_jtop(board: Device, rails: Sequence[str] = ()) -> JtopDevice:
+    """Read a board through jtop.
+
+    Args:
+        board: applies its modes.
+        rails: as for `JtopDevice`.
 
     Raises:
         JtopUnavailableError: jetson-stats is not installed, too old, or its service cannot be reached.
@@ -235,11 +252,17 @@ def open_jtop(board: Device) -> JtopDevice:
     if not isinstance(client.power, Mapping) or "tot" not in client.power:
         client.close()
         raise JtopUnavailableError("this jtop reports no total power; install jetson-stats 4.3 or newer on the board")
-    return JtopDevice(board, client)
+    return JtopDevice(board, client, rails)
 
 
-def _total_mw(power: Mapping[str, Any]) -> float:
-    """Return the board's power in a sample, mW; NaN if it is missing."""
+def _total_mw(power: Mapping[str, Any], rails: Sequence[str]) -> float:
+    """Return the board's power in a sample, mW; NaN if it is missing.
+
+    Without an input rail, jtop's total is the sum of all rails, even of those that are measured inside others.
+    """
+    if len(rails) > 1:
+        found = [power.get("rail", {}).get(name, {}).get("power") for name in rails]
+        return math.nan if None in found else float(sum(found))
     total = power.get("tot", {}).get("power")
     return math.nan if total is None else float(total)
 

@@ -15,11 +15,11 @@ from edge_agent.devices.jetson.nvpmodel_conf import (
     NvpmodelConf,
     NvpmodelMode,
     is_cpu_clock,
-    limited,
+    limited_cpu,
     parse_conf,
     preset_mode,
 )
-from edge_agent.devices.sysfs import JetsonSettings, SysfsDevice, as_numbers
+from edge_agent.devices.sysfs import JetsonSettings, RebootNeededError, SysfsDevice, as_numbers
 from edge_agent.devices.tree import Tree
 from wattfleet.common.atomic_files import make_state_folder, replace_file
 from wattfleet.common.clock import Clock
@@ -35,10 +35,6 @@ _CURRENT_CONF = "/var/lib/nvpmodel/conf_file_path"
 _CUSTOM_NAME = "WATTFLEET"
 _KEPT_ID, _KEPT_CONF = "nvpmodel/id", "nvpmodel/conf"
 _NO_REBOOT = "no\n"
-
-
-class RebootNeededError(ModeNotAppliedError):
-    """A mode would need a reboot, which is left to the owner."""
 
 
 class NvpmodelDevice(SysfsDevice):
@@ -64,12 +60,12 @@ class NvpmodelDevice(SysfsDevice):
         self._run = run
         self._custom_conf = state_directory / CUSTOM_CONF
         self._conf = self._read_conf(SYSTEM_CONF)
-        self._base = self._read_conf(self._current_conf()).mode_of_id(self._mode_id())
+        self._base = self._mode_in_force()
 
-    @property
-    def presets(self) -> dict[str, PowerMode]:
-        """NVIDIA's modes by name; limits are rounded down to the board's frequencies."""
-        return {mode.name: preset_mode(mode, self.space) for mode in self._conf.modes}
+    def try_knobs(self) -> None:
+        """Find out whether the memory's cap can be raised; if not, the memory keeps its frequency."""
+        if self.memory.try_cap(uses_lock=False):
+            self._list_modes()
 
     def apply(self, mode: PowerMode) -> None:
         """Apply a mode.
@@ -133,6 +129,9 @@ class NvpmodelDevice(SysfsDevice):
         self._base = preset
         return self.current_mode()
 
+    def _nvpmodel_modes(self) -> tuple[NvpmodelMode, ...]:
+        return self._conf.modes
+
     def _require_preset(self, preset: NvpmodelMode, wanted: PowerMode) -> None:
         """Check that a preset is in force."""
         if (mode_id := self._mode_id()) != preset.mode_id:
@@ -154,7 +153,7 @@ class NvpmodelDevice(SysfsDevice):
         """
         lowest = self.space.lowest
         limits_khz = {
-            _first_core(self._conf.paths[setting]): (lowest.cpu_khz, limited(self.space.cpu_khz, int(value)))
+            _first_core(self._conf.paths[setting]): (lowest.cpu_khz, limited_cpu(self.space.cpu_khz, int(value)))
             for setting, value in preset.settings.items()
             if is_cpu_clock(setting[0]) and setting[1] == "MAX_FREQ" and setting in self._conf.paths
         }
@@ -229,8 +228,23 @@ class NvpmodelDevice(SysfsDevice):
         if result.code != 0:
             raise ModeNotAppliedError(f"nvpmodel -f {conf_path} -m {mode_id}: {_reason(result)}")
 
+    def _mode_in_force(self) -> NvpmodelMode:
+        path, mode_id = self._current_conf(), self._mode_id()
+        conf = self._read_conf(path)
+        try:
+            return conf.mode_of_id(mode_id)
+        except InvalidInputError as error:
+            raise ModeNotAppliedError(
+                f"{path}: {error}. nvpmodel reports a mode of another configuration; run"
+                f" `sudo nvpmodel -m {conf.default}`"
+            ) from None
+
     def _mode_id(self) -> int:
         result = self._run(["nvpmodel", "-q"], _NO_REBOOT)
+        if "power mode is not set" in result.output:
+            raise ModeNotAppliedError(
+                f"nvpmodel -q: its power mode is not set; run `sudo nvpmodel -m {self._conf.default}`"
+            )
         found = re.search(r"NV Power Mode:.*\n\s*(\d+)", result.output)
         if result.code != 0 or found is None:
             raise ModeNotAppliedError(f"nvpmodel -q does not report the current mode: {_reason(result)}")

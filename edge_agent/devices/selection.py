@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge_agent.devices.device import Device
 from edge_agent.devices.host import HostDevice
-from edge_agent.devices.jetson.board import is_jetson
+from edge_agent.devices.jetson.board import is_jetson, sign_of_hidden_jetson
 from edge_agent.devices.jtop import open_jtop
 from edge_agent.devices.meters import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
@@ -34,7 +34,7 @@ def open_device(
     Args:
         spec: `auto`, `sysfs`, `nvpmodel`, `jtop` or `host` for this machine, `sysfs:<folder>` for a Jetson's files
             below a folder, or a board as for `open_virtual_board`. `simulated:<board kind>:real-time` is such a board
-            on this machine's clock. `auto` is `sysfs` on a Jetson, else `host`.
+            on this machine's clock. `auto` is `sysfs` on a Jetson, even if its device tree is hidden, else `host`.
         seed: random seed of a virtual board.
         state_directory: directory where a device may keep files.
         root: root of this machine's files; `/` except in tests.
@@ -49,7 +49,8 @@ def open_device(
     if spec == "sysfs":
         return _sysfs(root)
     if spec == "jtop":
-        return open_jtop(_sysfs(root))
+        board = _sysfs(root)
+        return open_jtop(board, board.power.rails)
     if spec == "host":
         return HostDevice(Tree(root), SystemClock(), open_nvml())
     if kind == "sysfs":
@@ -109,7 +110,8 @@ def _resolved(spec: str, root: Path) -> str:
     """Replace `auto` by the device found on this machine."""
     kind, _, which = spec.partition(":")
     if spec == "auto":
-        return "sysfs" if is_jetson(Tree(root)) else "host"
+        tree = Tree(root)
+        return "sysfs" if is_jetson(tree) or sign_of_hidden_jetson(tree) else "host"
     if spec not in _PHYSICAL and not (kind == "sysfs" and which) and not is_virtual(spec):
         raise InvalidInputError(f"unknown device {spec!r}; choose one of {', '.join((*_PHYSICAL, *_VIRTUAL))}")
     return spec

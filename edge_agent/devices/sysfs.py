@@ -12,9 +12,25 @@ import numpy as np
 
 from edge_agent.devices.device import Activity, Device, Knobs, ModeNotAppliedError, Provenance
 from edge_agent.devices.host import PhysicalBoard
-from edge_agent.devices.jetson.board import BoardPower, identify, read_conditions
-from edge_agent.devices.jetson.knobs import Cpu, CpuSettings, Fan, Gpu, Memory, MemorySettings, Step, noting, within
-from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfError, parse_conf, preset_mode
+from edge_agent.devices.jetson.board import (
+    TPC_MASK,
+    BoardPower,
+    GpuGating,
+    JetsonIdentity,
+    identify,
+    read_conditions,
+    read_gating,
+    read_mask,
+)
+from edge_agent.devices.jetson.knobs import Cpu, CpuSettings, Fan, Gpu, Memory, MemorySettings, Step, noting
+from edge_agent.devices.jetson.nvpmodel_conf import (
+    SYSTEM_CONF,
+    NvpmodelConfError,
+    NvpmodelMode,
+    in_tables,
+    parse_conf,
+    preset_mode,
+)
 from edge_agent.devices.meters import PolledMeter
 from edge_agent.devices.tree import Tree
 from wattfleet.common.clock import Clock
@@ -23,8 +39,20 @@ from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import BOARDS, ModeArray, ModeSpace, PowerMode, array_to_modes, modes_to_array
 from wattfleet_proto.device_state import BoardSample
 
-# The Nano is not a simulated board; only its maximum is known.
-_NANO_MEMORY_HZ = (1_600_000_000,)
+# Of boards that are not simulated. Of the Nano and Thor, only the maximum is known.
+_MEMORY_HZ = {
+    "nano": (1_600_000_000,),
+    "agx-thor": (4_266_000_000,),
+    "xavier-nx": (
+        *(204_000_000, 408_000_000, 665_600_000, 800_000_000),
+        *(1_065_600_000, 1_331_200_000, 1_600_000_000, 1_866_000_000),
+    ),
+}
+_SUPER_MEMORY_HZ = 3_199_000_000
+
+
+class RebootNeededError(ModeNotAppliedError):
+    """A mode would need a reboot, which is left to the owner."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +91,12 @@ class SysfsDevice(PhysicalBoard):
         self.identity = identify(tree)
         self.cpu = Cpu(tree)
         self.gpu = Gpu(tree)
-        self.memory = Memory(tree, default_memory_hz(self.identity.kind))
+        self.memory = Memory(tree, default_memory_hz(self.identity))
         self.fan = Fan(tree, run)
         self.power = BoardPower(tree, self.identity.kind)
+        self._list_modes()
+
+    def _list_modes(self) -> None:
         self._space = ModeSpace(
             tuple(range(1, self.cpu.cores + 1)), self.cpu.table_khz, self.gpu.table_hz, self.memory.table_hz
         )
@@ -92,18 +123,55 @@ class SysfsDevice(PhysicalBoard):
         return self._space
 
     @property
+    def basis(self) -> str:
+        """The rails that make up its power, and the parts of its GPU that are on."""
+        gating = read_gating(self._tree, self.identity.soc)
+        return "; ".join([self.power.included, *([gating.statement] if gating else [])])
+
+    @property
     def presets(self) -> dict[str, PowerMode]:
-        """NVIDIA's modes by name, as power modes; empty if its configuration cannot be read."""
+        """NVIDIA's modes by name, as power modes; empty if its configuration cannot be read, see `doctor`."""
+        return {mode.name: preset_mode(mode, self.space) for mode in self._nvpmodel_modes()}
+
+    @property
+    def need_reboot(self) -> dict[str, str]:
+        """Why presets cannot be applied before a reboot, by name: another part of the GPU would have to be on."""
+        gating = read_gating(self._tree, self.identity.soc)
+        return {mode.name: why for mode in self._nvpmodel_modes() if (why := reboot_reason(self._tree, gating, mode))}
+
+    def require_no_reboot(self, name: str) -> None:
+        """Check that a mode does not need a reboot.
+
+        Args:
+            name: the name of a preset; any other name is accepted.
+
+        Raises:
+            RebootNeededError: it needs one.
+        """
+        if (why := self.need_reboot.get(name)) is None:
+            return
+        mode_id = next(mode.mode_id for mode in self._nvpmodel_modes() if mode.name == name)
+        raise RebootNeededError(
+            f"{name} needs a reboot, so it was not applied: {why}. To apply it, run `nvpmodel -m {mode_id}` yourself"
+            f" and reboot. Its clocks alone are the mode {mode_argument(self.presets[name])}"
+        )
+
+    def _nvpmodel_modes(self) -> tuple[NvpmodelMode, ...]:
+        """Return NVIDIA's modes; none if its configuration cannot be read."""
         try:
-            modes = parse_conf(self._tree.read(SYSTEM_CONF), SYSTEM_CONF).modes
+            return parse_conf(self._tree.read(SYSTEM_CONF), SYSTEM_CONF).modes
         except (OSError, NvpmodelConfError):
-            return {}
-        return {mode.name: preset_mode(mode, self.space) for mode in modes}
+            return ()
 
     @property
     def modes(self) -> ModeArray:
         """`[n, 4]` modes that can be applied."""
         return self._modes
+
+    def try_knobs(self) -> None:
+        """Find out whether the memory's cap can be raised; if not, modes above it are no longer offered."""
+        if self.memory.try_cap():
+            self._list_modes()
 
     def current_mode(self) -> PowerMode:
         """Return the current mode, read back from the board.
@@ -217,7 +285,10 @@ class SysfsDevice(PhysicalBoard):
         with noting(failed):
             self.fan.put_back(values)
         if failed:
-            raise ModeNotAppliedError(f"not restored: {'; '.join(failed)}")
+            raise ModeNotAppliedError(
+                f"not restored: {'; '.join(failed)}. If it fails again, reboot: the board then starts in its own"
+                " nvpmodel mode, and the next `wattfleet agent restore` sets what still differs"
+            )
 
     def _settings(self, mode: PowerMode, locks_memory: bool = True) -> JetsonSettings:
         """Return the settings of a mode.
@@ -317,14 +388,35 @@ class SysfsDevice(PhysicalBoard):
         return {**self.cpu.knobs(), **self.gpu.knobs(), **self.memory.knobs()}
 
 
+def reboot_reason(tree: Tree, gating: GpuGating | None, mode: NvpmodelMode) -> str | None:
+    """Return why one of NVIDIA's modes needs a reboot; None if it does not, or if the kernel shows no masks.
+
+    Args:
+        tree: the board's files.
+        gating: which parts of the GPU are on.
+        mode: the mode.
+    """
+    if gating is None:
+        return None
+    for name, wanted in sorted(mode.gpu_masks.items(), key=lambda each: each[0] != TPC_MASK):
+        held = read_mask(tree, gating.folder, name)
+        if held is not None and held != wanted:
+            if name == TPC_MASK:
+                return f"its GPU has {gating.with_mask(wanted)}, but this board has booted with {gating.statement}"
+            return f"its GPU has {name} {wanted:#x}, but this board has booted with {held:#x}"
+    return None
+
+
 def _path_in(text: str) -> str:
     """Return the file that a description of a failure names."""
     return text.partition(": ")[0]
 
 
-def default_memory_hz(kind: str) -> tuple[int, ...]:
-    """Return the memory frequencies of a kind of board, used if its kernel does not list them."""
-    return BOARDS[kind].space.mem_hz if kind in BOARDS else _NANO_MEMORY_HZ
+def default_memory_hz(identity: JetsonIdentity) -> tuple[int, ...]:
+    """Return the usual memory frequencies of a board, used if its kernel does not list them."""
+    kind = identity.kind
+    usual_hz = BOARDS[kind].space.mem_hz if kind in BOARDS else _MEMORY_HZ[kind]
+    return tuple(sorted({*usual_hz, _SUPER_MEMORY_HZ})) if identity.is_super else usual_hz
 
 
 def as_numbers(knobs: Knobs) -> dict[str, int]:
@@ -353,24 +445,25 @@ def mode_argument(mode: PowerMode) -> str:
 def presets_of(device: Device) -> Mapping[str, PowerMode]:
     """Return the named modes of a device.
 
-    A Jetson has the modes of NVIDIA's configuration, a simulated board the modes shipped for its kind. A limit that is
-    not in the board's table is rounded down to the next frequency in it.
+    A Jetson has the modes of NVIDIA's configuration, a simulated board the modes shipped for its kind.
     """
     if isinstance(device, SysfsDevice):
         return device.presets
     known = BOARDS.get(device.board_kind)
     if known is None:
         return {}
-    space = known.space
-    return {
-        name: PowerMode(
-            preset.cores,
-            within(space.cpu_khz, preset.cpu_khz),
-            within(space.gpu_hz, preset.gpu_hz),
-            within(space.mem_hz, preset.mem_hz),
-        )
-        for name, preset in known.presets.items()
-    }
+    return {name: in_tables(preset, known.space) for name, preset in known.presets.items()}
+
+
+def need_reboot(device: Device) -> Mapping[str, str]:
+    """Return why presets of a device cannot be applied before a reboot, by their names."""
+    return device.need_reboot if isinstance(device, SysfsDevice) else {}
+
+
+def applicable_presets(device: Device) -> Mapping[str, PowerMode]:
+    """Return the named modes of a device that it can apply without a reboot."""
+    later = need_reboot(device)
+    return {name: mode for name, mode in presets_of(device).items() if name not in later}
 
 
 def parse_mode(device: Device, text: str) -> PowerMode:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import glob
+import fnmatch
 import os
 import re
 from pathlib import Path
 
+_MAX_LINKS = 40
+"""Maximum of links on a path, as in the kernel; the others of a cycle are not followed."""
+
 
 class Tree:
     """The files of one machine. Paths are those on that machine, such as `/sys/class/devfreq`.
+
+    Links lead to that machine's files, too: below another root, an absolute link such as `/proc/device-tree` is
+    followed there, not on this machine.
 
     Args:
         root: the machine's root folder; `/` on the machine itself.
@@ -17,6 +23,13 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+
+    def is_read_only(self, path: str) -> bool:
+        """Return whether a file is on a file system that nobody can write, not even root."""
+        try:
+            return bool(os.statvfs(self.location(path)).f_flag & os.ST_RDONLY)
+        except OSError:
+            return False
 
     def exists(self, path: str) -> bool:
         """Return whether the file or folder exists and is visible."""
@@ -28,8 +41,10 @@ class Tree:
 
     def glob(self, pattern: str) -> list[str]:
         """Return the matching paths, sorted by the numbers in them."""
-        found = glob.glob(pattern.lstrip("/"), root_dir=self._root)
-        return sorted((f"/{path}" for path in found), key=_numbers_in_order)
+        found = [""]
+        for part in pattern.strip("/").split("/"):
+            found = [f"{folder}/{name}" for folder in found for name in self._named(folder, part)]
+        return sorted(found, key=_numbers_in_order)
 
     def read(self, path: str) -> str:
         """Return the text of a file, without white space or device-tree NULs at its ends.
@@ -54,7 +69,36 @@ class Tree:
 
     def location(self, path: str) -> Path:
         """Return the location of that machine's path on this one."""
-        return self._root / path.lstrip("/")
+        if self._root == Path("/"):
+            return self._root / path.lstrip("/")
+        pending, place = _parts_reversed(path), self._root
+        links = 0
+        while pending:
+            part = pending.pop()
+            if part == "..":
+                place = self._root if place == self._root else place.parent
+                continue
+            place /= part
+            if place.is_symlink() and links < _MAX_LINKS:
+                links += 1
+                target = os.readlink(place)
+                place = self._root if target.startswith("/") else place.parent
+                pending += _parts_reversed(target)
+        return place
+
+    def _named(self, folder: str, pattern: str) -> list[str]:
+        """Return the names in a folder that match a pattern without slashes."""
+        if not any(character in pattern for character in "*?["):
+            return [pattern] if self.exists(f"{folder}/{pattern}") else []
+        try:
+            return fnmatch.filter(os.listdir(self.location(folder)), pattern)
+        except OSError:
+            return []
+
+
+def _parts_reversed(path: str) -> list[str]:
+    """Return the names on a path, the last first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 def _numbers_in_order(path: str) -> list[tuple[int, str]]:

@@ -266,10 +266,9 @@ class InferenceFitting:
         Raises:
             WattfleetError: no predictor can be fitted.
         """
-        described = self.header
         transfer = Transfer(
             tuple(self.references),
-            JournalHeader(described.device_id, described.board_kind, described.provenance, workload, max(batches)),
+            replace(self.header, workload=workload, minibatch=max(batches)),
             1,
             WorkloadFacts(Task.INFERENCE),
             self.others_of(workload),

@@ -14,7 +14,7 @@ from edge_agent.learning.online_learner import most_modes
 from edge_agent.learning.profiling_plan import ProfilingProgress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, ModeRecord, require_same_device
+from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, ModeRecord, keep_apart, require_same_device
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
@@ -130,7 +130,7 @@ def profile_manually(
     assert profiled.open_steps is not None, "a manual profile trains by itself"
     trained, minibatch = profiled.trained or (BUILT_IN, BASE_BATCH)
     name = settings.workload or trained
-    header = JournalHeader(settings.device_id, device.board_kind, device.provenance, name, minibatch)
+    header = JournalHeader(settings.device_id, device.board_kind, device.provenance, name, minibatch, device.basis)
     source = None if settings.method is ProfilingMethod.SCRATCH else reference
     folders = WorkloadFolders(state_directory)
     told = WorkloadFacts(batch=minibatch, loader_workers=settings.loader_workers)
@@ -140,6 +140,7 @@ def profile_manually(
     fitting = FittingHere(transfer, device.modes)
     _require_power(device)
     _create(state_directory)
+    keep_apart(folders.folder(name) / PROFILE_FILE, header)
     require_same_device(folders.folder(name) / PROFILE_FILE, header)
     folder = folders.prepare(known)
     with Journal.open(folder / PROFILE_FILE, header) as journal:

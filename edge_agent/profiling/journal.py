@@ -7,9 +7,12 @@ all records before it. An incomplete last line, as after a power cut, is dropped
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import math
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +23,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from edge_agent.devices.device import Provenance
+from edge_agent.paths import PREDICTOR_DIRECTORY
 from wattfleet.common.atomic_files import open_regular_file, read_regular_file, require_own_folder, sync_folder
 from wattfleet.common.console import plain_text
 from wattfleet.common.parsing import parse_json, parse_json_object
@@ -27,6 +31,8 @@ from wattfleet.core.choosing import ProfilingMethod
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.modes import Measurement, PowerMode, modes_to_array
 from wattfleet.core.prediction import first_minibatch_gcycles
+
+_log = logging.getLogger(__name__)
 
 # --- Journal records --------------------------------------------------------------------------------------------------
 # The kinds of records in a journal.
@@ -278,6 +284,7 @@ class JournalHeader:
         provenance: the source of its figures.
         workload: name of the trained workload.
         minibatch: samples in a minibatch, for records that do not state their batch.
+        basis: what the figures depend on apart from the mode, as for `Device.basis`.
     """
 
     device_id: str
@@ -285,6 +292,7 @@ class JournalHeader:
     provenance: Provenance
     workload: str
     minibatch: int
+    basis: str = ""
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> JournalHeader:
@@ -294,7 +302,7 @@ class JournalHeader:
             TypeError: a field is missing or unknown, or has another type.
         """
         header = cls(**{name: value for name, value in line.items() if name != "journal"})
-        texts = (header.device_id, header.board_kind, header.provenance, header.workload)
+        texts = (header.device_id, header.board_kind, header.provenance, header.workload, header.basis)
         if type(header.minibatch) is not int or header.minibatch < 1 or not all(isinstance(it, str) for it in texts):
             raise TypeError("a field has another type")
         return header
@@ -532,6 +540,47 @@ def require_same_device(path: Path, header: JournalHeader) -> None:
     stored = read_header(path)
     if stored is not None:
         _stored_header(path, {"journal": _FORMAT, **asdict(stored)}, header)
+
+
+def keep_apart(path: Path, header: JournalHeader) -> None:
+    """Set a device's journal aside if its figures are of another basis than this device's.
+
+    A journal of this basis that was set aside before comes back.
+
+    Args:
+        path: the journal.
+        header: describes this device and its workload.
+
+    Raises:
+        JournalError: a journal cannot be read or moved, or its first line is damaged.
+    """
+    stored = read_header(path)
+    if stored is None or replace(stored, minibatch=header.minibatch, basis=header.basis) != header:
+        return
+    if stored.basis == header.basis:
+        return
+    try:
+        aside = _aside(path, stored.basis)
+        path.rename(aside)
+        if (back := _aside(path, header.basis)).exists():
+            back.rename(path)
+        # The predictor is fitted again from the journal.
+        shutil.rmtree(path.parent / PREDICTOR_DIRECTORY, ignore_errors=True)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise JournalError(f"{path}: cannot be set aside: {error.strerror}") from None
+    _log.warning(
+        "%s: its figures are of %s, but this device's are of %s, so they are kept apart in %s",
+        path,
+        stored.basis or "an earlier meter",
+        header.basis or "another meter",
+        aside.name,
+    )
+
+
+def _aside(path: Path, basis: str) -> Path:
+    """Return the file of a journal whose basis is not in force."""
+    return path.with_name(f"{path.stem}-{hashlib.sha256(basis.encode()).hexdigest()[:12]}{path.suffix}")
 
 
 def _stored_header(path: Path, line: Mapping[str, Any], header: JournalHeader) -> JournalHeader:

@@ -263,10 +263,10 @@ def read_fitted(state_directory: Path, device: Device, workload: str | None = No
 
 
 def require_profile_of(device: Device, measured: MeasuredProfile, state_directory: Path) -> None:
-    """Check that a profile was taken from this kind of device.
+    """Check that a profile was taken from this kind of device, and that its figures are comparable.
 
     Raises:
-        InvalidInputError: it was taken from another kind.
+        InvalidInputError: it was taken from another kind, or its figures are of another basis.
     """
     if measured.header.board_kind != device.board_kind:
         raise InvalidInputError(
@@ -277,6 +277,11 @@ def require_profile_of(device: Device, measured: MeasuredProfile, state_director
         raise InvalidInputError(
             f"{state_directory}: holds a {measured.header.provenance} profile, but this device's figures are"
             f" {device.provenance}; pass the profiled device as --device"
+        )
+    if measured.header.basis != device.basis:
+        raise InvalidInputError(
+            f"{state_directory}: holds a profile whose figures are of {measured.header.basis or 'an earlier meter'},"
+            f" but this device's are of {device.basis}: run `wattfleet agent profile`, which keeps both apart"
         )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_agent.devices.device import Device
-from edge_agent.devices.sysfs import presets_of
+from edge_agent.devices.sysfs import applicable_presets
 from edge_agent.learning.fitting import Fitting, InferenceFitting, NoFrontError, alone
 from edge_agent.learning.fitting_process import fitting_process
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
@@ -18,7 +18,7 @@ from edge_agent.learning.profiling_plan import ProfilingProgress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, usable_references
 from edge_agent.learning.workloads import Units, Workloads
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, require_same_device
+from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, keep_apart, require_same_device
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, built_in_workload
 from edge_agent.profiling.profiler import Profiler
@@ -57,7 +57,7 @@ class Readiness:
         share_modes: maximum of measured modes in a front's report, for other devices of this kind.
         resting_w: returns the most power that the resting device may draw while it answers requests, W; 0 without
             requests.
-        presets: the board's presets by name.
+        presets: the board's presets by name, without those that need a reboot.
     """
 
     workloads: Workloads
@@ -214,7 +214,9 @@ def prepare_device(
     ahead = min(profile.modes_first or 0, profile_modes)
     for stored in folders.stored():
         try:
-            require_same_device(stored.folder / PROFILE_FILE, _header(settings, device, stored.known))
+            header = _header(settings, device, stored.known)
+            keep_apart(stored.folder / PROFILE_FILE, header)
+            require_same_device(stored.folder / PROFILE_FILE, header)
         except JournalError as error:
             _log.error("the workload %r cannot be trained: %s", stored.name, error)
 
@@ -247,7 +249,7 @@ def prepare_device(
         ahead,
         share_modes,
         (lambda: 0.0) if duty is None else duty.resting_w,
-        presets_of(device),
+        applicable_presets(device),
     )
 
 
@@ -337,7 +339,9 @@ def _default_workload(device: Device, profiled: ProfiledWorkload, minibatches_pe
 
 def _header(settings: AgentSettings, device: Device, known: KnownWorkload) -> JournalHeader:
     minibatch = known.workload.facts.batch or BASE_BATCH
-    return JournalHeader(settings.device.id, device.board_kind, device.provenance, known.workload.name, minibatch)
+    return JournalHeader(
+        settings.device.id, device.board_kind, device.provenance, known.workload.name, minibatch, device.basis
+    )
 
 
 def _steps(device: Device, profiled: ProfiledWorkload, known: KnownWorkload, is_default: bool) -> OpenSteps | None:

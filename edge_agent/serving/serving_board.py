@@ -67,6 +67,11 @@ class DutyDevice:
         return self._board.board_kind
 
     @property
+    def basis(self) -> str:
+        """What its figures depend on apart from the mode."""
+        return self._board.basis
+
+    @property
     def provenance(self) -> Provenance:
         """The source of its figures."""
         return self._board.provenance
@@ -97,6 +102,10 @@ class DutyDevice:
                 step()
 
         return step_in_turn
+
+    def try_knobs(self) -> None:
+        """Find out which settings the board does not reach."""
+        self._board.try_knobs()
 
     def current_mode(self) -> PowerMode:
         """The current mode, read back from the board."""

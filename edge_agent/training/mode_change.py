@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edge_agent.devices.device import Device, Knobs, ModeNotAppliedError
 from edge_agent.devices.nvpmodel import NvpmodelDevice
-from edge_agent.devices.sysfs import parse_mode
+from edge_agent.devices.sysfs import SysfsDevice, mode_argument, parse_mode
 from wattfleet.common.atomic_files import (
     make_state_folder,
     open_regular_file,
@@ -70,6 +70,7 @@ def backed_up(device: Device, folder: Path, write: Callable[[int, bytes], int] =
         backup.restore()
         backup.save()
         try:
+            device.try_knobs()
             yield
         finally:
             backup.restore()
@@ -266,16 +267,25 @@ def apply_with_backup(
         DeviceBusyError: another process has locked the device.
         KnobBackupError: the knobs cannot be backed up; the device was not touched.
         ModeNotAppliedError: the mode was not applied; the device is restored, unless the error says otherwise.
+        RebootNeededError: the mode needs a reboot; the device was not touched.
     """
     if not device.mode_persists:
         raise InvalidInputError(
             f"{device.board_kind} is {device.provenance}: it exists only while a command runs, so it cannot keep a mode"
         )
     mode = parse_mode(device, name)
+    if isinstance(device, SysfsDevice):
+        device.require_no_reboot(name)
     with KnobBackup.hold(device, folder) as backup:
         is_new, before = backup.save(), device.knobs()
         try:
             with interrupting or nullcontext():
+                device.try_knobs()
+                if (reached := parse_mode(device, name)) != mode:
+                    raise ModeNotAppliedError(
+                        f"{name} is not reached before a reboot: the memory's cap cannot be raised. Reboot, or apply"
+                        f" {mode_argument(reached)}"
+                    )
                 if isinstance(device, NvpmodelDevice) and name in device.presets:
                     # A preset may switch GPU power gating; the same mode written in numbers would not.
                     return device.apply_preset(name)

@@ -97,7 +97,7 @@ AGX_ORIN_JP5 = FakedBoard(
     emc_hz=ORIN_EMC,
     has_bpmp=True,
     chips=_AGX_CHIPS,
-    power_mw=7_600 + 3_800 + 4_500 + 950,
+    power_mw=7_600 + 3_800 + 4_500,
     zones=_ORIN_ZONES,
     hottest_c=49.25,
     throttled=(1, 0, 2),
@@ -120,7 +120,7 @@ AGX_ORIN_JP6 = FakedBoard(
     emc_hz=ORIN_EMC,
     has_bpmp=True,
     chips=_AGX_CHIPS,
-    power_mw=7_600 + 3_800 + 4_500 + 950,
+    power_mw=7_600 + 3_800 + 4_500,
     zones=_ORIN_ZONES,
     hottest_c=49.25,
     throttled=(0, 0, 0),
@@ -578,6 +578,8 @@ class FakedNvpmodel:
             if highest == -1:
                 highest = table[-1]
             rounded = max((value for value in table if value <= highest), default=table[0])
+            if parameter != "GPU":
+                rounded = min(table, key=lambda value: abs(value - highest))
             tree.put(low, min(limits[parameter, "MIN_FREQ"], rounded))
             tree.put(high, rounded)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,8 +18,14 @@ from wattfleet.core.errors import InvalidInputError
 # Reads and writes settings in files with one number each.
 
 
+_UNIT = re.compile(r"\(?[kM]?Hz\)?", re.IGNORECASE)
+
 Step = Callable[[], None]
 """One write, or a few that belong together, of a change of settings. May raise `ModeNotAppliedError`."""
+
+
+WRITABLE = "in a container, use `docker run --privileged`, or mount the host's /sys writable"
+"""What makes settings writable that are mounted read-only."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ def set_value(tree: Tree, path: str, value: int) -> None:
     except PermissionError:
         raise ModeNotAppliedError(f"{path}: no permission to write {value}; run the agent as root") from None
     except OSError as error:
+        if error.errno == errno.EROFS:
+            raise ModeNotAppliedError(f"{path}: cannot write {value}, as it is mounted read-only; {WRITABLE}") from None
         raise ModeNotAppliedError(f"{path}: wanted {value}, the kernel refused it: {error.strerror}") from None
 
 
@@ -149,7 +158,9 @@ def table_of(tree: Tree, path: str) -> tuple[int, ...]:
         InvalidInputError: the file does not list any values.
     """
     try:
-        table = tuple(sorted({int(value) for value in tree.read(path).split()}))
+        # Some kernels end the list with its unit, such as `(kHz)`.
+        words = (word for word in tree.read(path).split() if not _UNIT.fullmatch(word))
+        table = tuple(sorted(set(map(int, words))))
     except (OSError, ValueError):
         table = ()
     if not table:
@@ -437,7 +448,11 @@ def _limits(policy: str) -> tuple[str, str]:
 # The GPU's frequency.
 
 _NODE_NAMES = ("gpu", "ga10b", "gv11b")
+# The GPU of Thor has no name in the device tree.
+_UNNAMED_NODE = "/sys/class/devfreq/gpu-gpc-0"
 _FULL_LOAD = 1000
+GPU_DRIVER = "nvgpu"
+"""The kernel module that offers the GPU's frequencies. An upstream kernel does not have it."""
 
 
 class Gpu:
@@ -512,7 +527,12 @@ def _folder(tree: Tree) -> str:
                 return folder
         except OSError:
             continue
-    raise InvalidInputError("/sys/class/devfreq: no GPU among its nodes; check that NVIDIA's kernel driver is loaded")
+    if tree.exists(_UNNAMED_NODE):
+        return _UNNAMED_NODE
+    raise InvalidInputError(
+        f"/sys/class/devfreq: no GPU among its nodes, so its clocks cannot be set: NVIDIA's driver"
+        f" {GPU_DRIVER} is not loaded"
+    )
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------
@@ -547,6 +567,9 @@ class Memory:
     Args:
         tree: the board's files.
         usual_hz: the frequencies of this kind of board, used if the kernel lists none.
+
+    Attributes:
+        cap_is_fixed: whether the cap has been found not to be raised before a reboot; it is then never written.
     """
 
     def __init__(self, tree: Tree, usual_hz: tuple[int, ...]) -> None:
@@ -554,11 +577,15 @@ class Memory:
         self._cap, self._uncapped = next(((path, none) for path, none in _CAPS if tree.exists(path)), ("", None))
         self.has_lock = tree.exists(_LOCKED) and tree.exists(_RATE)
         self._has_state = self.has_lock and tree.exists(_STATE)
+        self.cap_is_fixed = False
         self.table_is_live = True
         try:
             self.table_hz = tuple(khz * 1000 for khz in table_of(tree, _POSSIBLE_KHZ))
         except InvalidInputError:
             self.table_hz, self.table_is_live = usual_hz, False
+        if not self.table_is_live and self._cap:
+            # The cap stands at a frequency that the board reaches, even if it is not usual for its kind.
+            self.table_hz = tuple(sorted({*self.table_hz, max(self.table_hz[-1], _held(tree, self._cap) or 0)}))
         if tree.exists(_MAXIMUM):
             reachable = tuple(hz for hz in self.table_hz if hz <= value_of(tree, _MAXIMUM))
             self.table_hz = reachable or self.table_hz
@@ -595,9 +622,42 @@ class Memory:
             hz: the frequency.
             with_lock: whether to lock it, if it can be locked; if not, the lock stays as it is.
         """
-        return MemorySettings(
-            self.as_cap(hz) if self._cap else None, hz if with_lock and self.has_lock else None, state=None
-        )
+        is_locked = with_lock and self.has_lock
+        has_cap = self._cap and not self.cap_is_fixed
+        # A locked memory needs no lower cap, and some boards could not raise it again.
+        cap = self.as_cap(hz) if has_cap and not (is_locked and self._cap_allows(hz)) else None
+        return MemorySettings(cap, hz if is_locked else None, state=None)
+
+    def try_cap(self, uses_lock: bool = True) -> bool:
+        """Find out whether the cap can be raised, and leave it as it was; return whether the table has changed.
+
+        On some boards, the cap stands until a reboot. Frequencies above it are then removed from the table, and without
+        a lock also those below it, as there would be no way back. Meanwhile, the memory is locked, if it can be.
+
+        Args:
+            uses_lock: whether modes lock the memory, if it can be locked.
+
+        Raises:
+            ModeNotAppliedError: the cap or the lock cannot be restored.
+        """
+        held = (_held(self._tree, self._cap) or 0) if self._cap else 0
+        if self.cap_is_fixed or not 0 < held < self.table_hz[-1] or not self._tree.may_write(self._cap):
+            return False
+        locks = self.has_lock and not self._locked_hz()
+        if locks:
+            self._lock(MemorySettings(None, within(self.table_hz, held), None))
+        with suppress(ModeNotAppliedError):
+            set_value(self._tree, self._cap, self.as_cap(self.table_hz[-1]))
+        is_raised = _held(self._tree, self._cap) != held
+        if is_raised:
+            set_value(self._tree, self._cap, held)
+        if locks:
+            set_value(self._tree, _LOCKED, 0)
+        if not is_raised:
+            self.cap_is_fixed = True
+            reachable = tuple(hz for hz in self.table_hz if hz <= held) or self.table_hz[:1]
+            self.table_hz = reachable if self.has_lock and uses_lock else reachable[-1:]
+        return self.cap_is_fixed
 
     def locked_lowest(self) -> MemorySettings:
         """Return the settings that lower the locked frequency to the lowest; without a lock, they change nothing.
@@ -679,6 +739,10 @@ class Memory:
                 set_value(self._tree, _STATE, 1)
             set_value(self._tree, _RATE, to.lock_hz)
 
+    def _cap_allows(self, hz: int) -> bool:
+        held = _held(self._tree, self._cap)
+        return held is not None and (held <= 0 or held >= hz)
+
     def _held_hz(self) -> int | None:
         """Return the highest frequency at which the memory may run now, Hz; None if it cannot be read."""
         try:
@@ -718,6 +782,9 @@ class Fan:
         self._tree = tree
         self._run = run
         self._path = next(iter(tree.glob("/sys/devices/platform/pwm-fan*/hwmon/hwmon*/pwm1")), None)
+        enable = f"{self._path}_enable"
+        # On Thor, the fan is off while this is 0, whatever its speed.
+        self._enable = enable if self._path and tree.exists(enable) else None
 
     @property
     def exists(self) -> bool:
@@ -743,6 +810,8 @@ class Fan:
             return
         if self._is_serviced():
             self._systemctl("stop")
+        if self._enable and value_of(self._tree, self._enable) == 0:
+            set_value(self._tree, self._enable, 1)
         set_value(self._tree, self._path, _FULL_PWM)
         held = value_of(self._tree, self._path)
         if held != _FULL_PWM:
@@ -754,15 +823,21 @@ class Fan:
         """Return the current values of all settings that `hold_full` changes."""
         if self._path is None:
             return {}
-        return {"fan/pwm": str(value_of(self._tree, self._path)), "fan/service": str(int(self._is_serviced()))}
+        enabled = {"fan/enable": str(value_of(self._tree, self._enable))} if self._enable else {}
+        return {
+            "fan/pwm": str(value_of(self._tree, self._path)),
+            "fan/service": str(int(self._is_serviced())),
+            **enabled,
+        }
 
     def written_files(self) -> list[str]:
         """Return the files that `hold_full` writes."""
-        return [self._path] if self._path else []
+        return [path for path in (self._path, self._enable) if path]
 
     def knob_names(self) -> KnobNames:
         """Return the settings that `put_back` accepts."""
-        return KnobNames(required={"fan/pwm", "fan/service"} if self.exists else set())
+        enabled = {"fan/enable"} if self._enable else set()
+        return KnobNames(required={"fan/pwm", "fan/service", *enabled} if self.exists else set())
 
     def put_back(self, knobs: Mapping[str, int]) -> None:
         """Restart the fan's service if it ran before; otherwise restore the fan's speed.
@@ -774,6 +849,8 @@ class Fan:
             return
         if not knobs["fan/service"]:
             set_value(self._tree, self._path, knobs["fan/pwm"])
+            if self._enable:
+                set_value(self._tree, self._enable, knobs["fan/enable"])
         elif not self._is_serviced():
             self._start_service(self._path)
 

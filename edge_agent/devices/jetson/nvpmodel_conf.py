@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from edge_agent.devices.jetson.knobs import within
@@ -12,8 +13,9 @@ from wattfleet.core.modes import ModeSpace, PowerMode
 
 _STANZA = re.compile(r"<\s*(\w+)((?:\s+\w+=\S+)*)\s*>")
 _SETTING_WORDS = 3
-_ARGUMENT_WORDS = 2
-_KINDS = ("FILE", "CLOCK")
+_KINDS = {"FILE": 2, "CLOCK": 2, "HWMON": 3}
+"""Words of an argument of each kind of parameter: its name and a path, for HWMON also a file below that path."""
+_MASK_SUFFIX = "_PG_MASK"
 _MAX_DIGITS = 20
 """Maximum of characters in a number, enough for 64 bits."""
 
@@ -43,14 +45,24 @@ class NvpmodelMode:
     name: str
     settings: Mapping[Argument, str]
 
+    @property
+    def gpu_masks(self) -> dict[str, int]:
+        """Masks of the GPU's power gating by the name of their file, such as `tpc_pg_mask`; only a reboot sets them."""
+        masks = {}
+        for (_, argument), value in self.settings.items():
+            if argument.endswith(_MASK_SUFFIX):
+                with suppress(ValueError):
+                    masks[argument.lower()] = int(value, 0)
+        return masks
+
 
 @dataclass(frozen=True)
 class NvpmodelConf:
     """A configuration.
 
     Attributes:
-        kinds: by parameter, FILE or CLOCK.
-        paths: the file to which each argument of each parameter is written.
+        kinds: by parameter, FILE, CLOCK or HWMON.
+        paths: the file to which each argument of each parameter is written; for HWMON, a folder and a file's name.
         modes: the modes in the order of their numbers.
         default: number of the mode that is used after installation.
     """
@@ -185,9 +197,9 @@ class _Parser:
         self.parameter = name
 
     def _argument(self, parameter: str, words: list[str]) -> None:
-        if len(words) != _ARGUMENT_WORDS or not words[1].startswith("/"):
+        if len(words) != _KINDS[self.kinds[parameter]] or not words[1].startswith("/"):
             raise self._error("is not an argument and a path")
-        self.paths[parameter, words[0]] = words[1]
+        self.paths[parameter, words[0]] = " ".join(words[1:])
 
     def _setting(self, settings: dict[Argument, str], words: list[str]) -> None:
         if len(words) != _SETTING_WORDS:
@@ -225,7 +237,7 @@ def is_cpu_clock(parameter: str) -> bool:
 
 
 def preset_mode(preset: NvpmodelMode, space: ModeSpace) -> PowerMode:
-    """Return the power mode of a preset; limits are rounded down to the board's frequencies."""
+    """Return the power mode of a preset; see `in_tables` for limits that are not in the board's tables."""
     settings = preset.settings
     offline = sum(parameter == "CPU_ONLINE" and value == "0" for (parameter, _), value in settings.items())
     limits_khz = [
@@ -235,10 +247,29 @@ def preset_mode(preset: NvpmodelMode, space: ModeSpace) -> PowerMode:
     ]
     return PowerMode(
         max(space.cores) - offline,
-        limited(space.cpu_khz, -1 if -1 in limits_khz else max(limits_khz, default=-1)),
+        limited_cpu(space.cpu_khz, -1 if -1 in limits_khz else max(limits_khz, default=-1)),
         limited(space.gpu_hz, int(settings.get(("GPU", "MAX_FREQ"), "-1"))),
         limited(space.mem_hz, int(settings.get(("EMC", "MAX_FREQ"), "-1"))),
     )
+
+
+def in_tables(wanted: PowerMode, space: ModeSpace) -> PowerMode:
+    """Return a mode whose limits need not be in a board's tables as it stands on the board.
+
+    As seen on boards, a CPU limit stands at the nearest frequency: 918 MHz at 921.6 on a Nano. A limit of the GPU
+    stands at the next lower one: 640 MHz at 614.4 on a Nano, 828.75 MHz at 816 on an AGX Orin.
+    """
+    return PowerMode(
+        wanted.cores,
+        limited_cpu(space.cpu_khz, wanted.cpu_khz),
+        limited(space.gpu_hz, wanted.gpu_hz),
+        limited(space.mem_hz, wanted.mem_hz),
+    )
+
+
+def limited_cpu(table: tuple[int, ...], limit: int) -> int:
+    """Return the CPU frequency at which a limit stands, the nearest one; -1 means no limit."""
+    return min(table, key=lambda khz: abs(khz - limit)) if limit > 0 else table[-1]
 
 
 def limited(table: tuple[int, ...], limit: int) -> int:

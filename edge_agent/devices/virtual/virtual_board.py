@@ -358,6 +358,15 @@ class VirtualBoard(ABC):
         """Kind of board."""
         return self._board_kind
 
+    def try_knobs(self) -> None:
+        """Do nothing, as every setting can be reached."""
+        return
+
+    @property
+    def basis(self) -> str:
+        """Empty, since only the mode matters."""
+        return ""
+
     @property
     def provenance(self) -> Provenance:
         """The source of its figures."""

@@ -13,7 +13,7 @@ import pytest
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.documented_commands import ROOT, Block, blocks_of, run_block, run_call
 from tests.fakes.duties import duty_agent_at
-from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson
+from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson, conf_text
 from tests.fakes.served import READY, Agent, Client, serving
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from wattfleet.core.prediction import Artefact, write_artefact
@@ -53,6 +53,7 @@ def test_commands_on_a_board_with_two_workloads(board: dict[str, object], tmp_pa
 @pytest.mark.parametrize("block", blocks_of("imitated board"), ids=str)
 def test_commands_on_an_imitated_board(block: Block, tmp_path: Path) -> None:
     jetson = FakedJetson(tmp_path / "root", ORIN_NANO)
+    jetson.put("/etc/nvpmodel.conf", conf_text(jetson))
     state, socket = tmp_path / "state", tmp_path / "agent.sock"
     run_block(block, {"--device": f"sysfs:{jetson.location('/')}", "--state-dir": state, "--socket": socket})
 

@@ -86,7 +86,7 @@ def test_the_table_says_what_to_do(agent, orin, tmp_path):
     ended = agent("doctor", "--device", spec(orin), "--state-dir", tmp_path, "--socket", tmp_path / "agent.sock")
     assert ended.code == 0
     assert "-> start one: `systemctl start wattfleet-agent`" in ended.out
-    assert "The agent can run here: 14 ok, 4 limited." in ended.out
+    assert "The agent can run here: 14 ok, 5 limited." in ended.out
     assert max(map(len, ended.out.splitlines())) <= 100
 
 
@@ -220,7 +220,7 @@ def test_a_missing_part_hides_no_other(look, orin):
     code, found = look(spec(orin))
     assert code == 1
     assert [topic for topic, one in found.items() if one["level"] == "fails"] == ["GPU", "device"]
-    assert "NVIDIA's kernel driver" in found["GPU"]["found"]
+    assert "driver nvgpu is not loaded" in found["GPU"]["found"]
     assert found["power"]["level"] == found["CPU"]["level"] == "ok"
 
 
@@ -238,13 +238,13 @@ def test_without_permission_the_agent_cannot_work(look, orin, monkeypatch):
 def test_a_missing_rail_is_named(look, orin):
     orin.put(
         next(
-            path for path in orin.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/*/in2_label") if "VDDQ" in orin.read(path)
+            path for path in orin.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/*/in2_label") if "CPU" in orin.read(path)
         ),
         "NC",
     )
     code, found = look(spec(orin))
     assert code == 1
-    assert "missing: VDDQ_VDD2_1V8AO" in found["power"]["found"] and "ina3221" in found["power"]["advice"]
+    assert "missing: VDD_CPU_CV" in found["power"]["found"] and "ina3221" in found["power"]["advice"]
 
 
 def test_a_rail_that_does_not_answer_is_no_power(look, orin):

@@ -91,7 +91,7 @@ def test_a_fan_that_something_else_turns_down_is_no_condition_to_measure_in(orin
 @pytest.mark.parametrize(
     ("board", "sensor"),
     [
-        (AGX_ORIN_JP5, f"{INA_HWMON}/1-0041/hwmon/hwmon4/curr2_input"),
+        (AGX_ORIN_JP5, f"{INA_HWMON}/1-0040/hwmon/hwmon3/curr2_input"),
         (ORIN_NANO, f"{INA_HWMON}/1-0040/hwmon/hwmon3/in1_input"),
         (NANO, f"{INA_IIO}/6-0040/iio:device0/in_power0_input"),
     ],
@@ -123,9 +123,9 @@ def test_a_rail_that_is_not_the_boards_does_not_matter(tmp_path):
 
 
 def test_a_missing_rail_is_named_and_nothing_stands_for_it(orin):
-    orin.location(f"{INA_HWMON}/1-0041/hwmon/hwmon4/in2_label").unlink()
+    orin.location(f"{INA_HWMON}/1-0040/hwmon/hwmon3/in2_label").unlink()
     device = open_sysfs(orin)
-    assert device.power.missing == ("VDDQ_VDD2_1V8AO",)
+    assert device.power.missing == ("VDD_CPU_CV",)
     assert np.isnan(device.power.read_mw())
 
 

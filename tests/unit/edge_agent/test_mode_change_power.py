@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.devices.nvpmodel import RebootNeededError
+from edge_agent.devices.sysfs import RebootNeededError
 from edge_agent.devices.virtual.physics import board_parameters
 from tests.fakes.faked_jetson import (
     AGX_ORIN_JP5,

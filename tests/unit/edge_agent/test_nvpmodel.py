@@ -9,7 +9,7 @@ import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.jetson.nvpmodel_conf import NvpmodelConfError, parse_conf
-from edge_agent.devices.nvpmodel import RebootNeededError
+from edge_agent.devices.sysfs import RebootNeededError
 from tests.fakes.faked_jetson import (
     AGX_ORIN_JP5,
     AGX_ORIN_JP6,

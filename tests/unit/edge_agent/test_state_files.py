@@ -183,6 +183,7 @@ def test_it_is_json_lines_that_begin_with_what_is_measured(path):
         "provenance": "hardware",
         "workload": "resnet18-imagenet",
         "minibatch": 16,
+        "basis": "",
     }
     assert json.loads(second)["mode"] == [1, 1_036_800, 306_000_000, 2_133_000_000]
 
