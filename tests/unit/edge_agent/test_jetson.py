@@ -157,7 +157,6 @@ def test_a_memory_frequency_that_was_rounded_up_is_no_applied_mode(orin):
         "/sys/class/devfreq/17000000.ga10b/max_freq",
         f"{LOCK}/rate",
         f"{LOCK}/mrq_rate_locked",
-        CAP_4_5,
     ],
 )
 def test_a_knob_that_silently_does_not_apply_is_named(orin, knob):
@@ -168,6 +167,14 @@ def test_a_knob_that_silently_does_not_apply_is_named(orin, knob):
     with pytest.raises(ModeNotAppliedError) as failed:
         device.apply(mode)
     assert f"{knob}: wanted " in str(failed.value) and f"found {before}" in str(failed.value)
+
+
+def test_a_cap_that_does_not_rise_is_named(orin):
+    orin.put(CAP_4_5, 204_000_000)
+    orin.deaf.add(CAP_4_5)
+    device = open_sysfs(orin)
+    with pytest.raises(ModeNotAppliedError, match=f"{CAP_4_5}: wanted 0, found 204000000"):
+        device.apply(device.space.highest)
 
 
 def test_a_change_upward_that_does_not_take_is_an_error_not_a_mode(orin):
