@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -14,8 +14,6 @@ from google.protobuf.message_factory import GetMessageClass
 from wattfleet.core.errors import InvalidInputError
 
 _Filled = TypeVar("_Filled", bound=Message)
-
-_MISSING = object()
 
 
 def message_of(kind: type[_Filled], *sources: object, **others: Any) -> _Filled:
@@ -29,20 +27,28 @@ def message_of(kind: type[_Filled], *sources: object, **others: Any) -> _Filled:
         others: fields that the values lack, or have in another form.
     """
     known = {}
-    for name, convert in _writers(kind.DESCRIPTOR):
-        if name in others:
-            continue
-        for source in sources:
-            if (value := getattr(source, name, _MISSING)) is not _MISSING:
-                if value is not None:
-                    known[name] = value if convert is None else convert(value)
-                break
+    types = (kind, *map(type, sources))
+    if (places := _places.get(types)) is None:
+        places = _places[types] = _found(kind.DESCRIPTOR, sources)
+    for name, convert, place in places:
+        if name not in others and (value := getattr(sources[place], name)) is not None:
+            known[name] = value if convert is None else convert(value)
     return kind(**known, **others)
 
 
-@lru_cache
-def _writers(kind: Descriptor) -> tuple[tuple[str, Callable[[Any], Any] | None], ...]:
-    return tuple((field.name, _writer(field)) for field in kind.fields)
+_Places = tuple[tuple[str, Callable[[Any], Any] | None, int], ...]
+
+# Values of one class have the same attributes, so the source of each field is searched for once.
+_places: dict[tuple[type, ...], _Places] = {}
+
+
+def _found(kind: Descriptor, sources: Sequence[object]) -> _Places:
+    """Each field that a source has: its name, its conversion, and the index of the first such source."""
+    places = (
+        (each, next((k for k, source in enumerate(sources) if hasattr(source, each.name)), None))
+        for each in kind.fields
+    )
+    return tuple((each.name, _writer(each), place) for each, place in places if place is not None)
 
 
 def _writer(field: FieldDescriptor) -> Callable[[Any], Any] | None:
