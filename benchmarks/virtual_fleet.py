@@ -642,9 +642,7 @@ class VirtualFleet:
         }
 
 
-def _fitting_here(
-    transfer: Transfer, modes: ModeArray, stopping: Any, answers_within_s: float
-) -> Callable[[], nullcontext[FittingHere]]:
+def _fitting_here(transfer: Transfer, modes: ModeArray, stopping: Any) -> Callable[[], nullcontext[FittingHere]]:
     """Fit in this process: starting a process for each fit takes a second."""
     fitting = FittingHere(_SharedTransfer(**vars(transfer)), modes)
     return lambda: nullcontext(fitting)

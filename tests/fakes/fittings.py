@@ -31,7 +31,7 @@ def fitting_here(
 
 
 def fitting_once(
-    transfer: Transfer, modes: ModeArray, stopping: threading.Event, answers_within_s: float
+    transfer: Transfer, modes: ModeArray, stopping: threading.Event
 ) -> Callable[[], nullcontext[FittingHere]]:
     """Replaces `fitting_process` where it does not matter how well a predictor fits."""
     fitting = FittingOnce(transfer, modes)

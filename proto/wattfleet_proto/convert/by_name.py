@@ -42,7 +42,7 @@ _Places = tuple[tuple[str, Callable[[Any], Any] | None, int], ...]
 _places: dict[tuple[type, ...], _Places] = {}
 
 
-def _found(kind: Descriptor, sources: Sequence[object]) -> _Places:
+def _found(kind: Any, sources: Sequence[object]) -> _Places:
     """Each field that a source has: its name, its conversion, and the index of the first such source."""
     places = (
         (each, next((k for k, source in enumerate(sources) if hasattr(source, each.name)), None))
