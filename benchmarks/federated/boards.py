@@ -223,7 +223,7 @@ def profiled(unit: Unit) -> BoardFacts:
             device=DeviceSettings(
                 spec=f"simulated:{unit.kind}", id=unit.device_id, state_dir=Path(state), seed=unit.seed
             ),
-            profile=ProfileSettings(minibatches_per_epoch=_MINIBATCHES),
+            profile=ProfileSettings(minibatches_per_epoch=_MINIBATCHES, modes_first=unit.modes),
         )
         workload, never = built_in_workload(device.step), threading.Event()
         ready = prepare_device(settings, device, workload, [load(REFERENCE)], unit.modes, lambda progress: None, never)

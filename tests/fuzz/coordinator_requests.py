@@ -20,7 +20,7 @@ RUN = "4711"
 DEVICES = ("orin", "nano", "xavier")
 KNOWN_NODES = (2**64 - 1, 2**63 + 5, 0)
 _PLAN = f"{RUN}/1"
-_WORKLOAD = power_pb2.Workload(
+WORKLOAD = power_pb2.Workload(
     name="small network", task=power_pb2.TASK_TRAINING, batch=16, loader_workers=2, parameters=1e6, precision="float32"
 )
 
@@ -45,8 +45,8 @@ def known_values(artefact: Artefact) -> Known:
         "round": [1, 2, 3],
         "epochs": [1.0, 0.1],
         "strategy": ["FedAvg"],
-        "workload": [_WORKLOAD.name, "another network", ""],
-        "name": [_WORKLOAD.name],
+        "workload": [WORKLOAD.name, "another network", ""],
+        "name": [WORKLOAD.name],
         "devices": ["id:orin", "id:*", "tag:slow"],
         "service": [""],
         "protocol": [],
@@ -78,7 +78,7 @@ def _session() -> list[Message]:
         protocol=own_version(), installation="an installation",
     )  # fmt: skip
     front = session_pb2.FrontReport(
-        front=front_to_message(ORIN_FRONT), idle_w=5.0, profiled_modes=50, workload=_WORKLOAD, minibatches_per_epoch=30
+        front=front_to_message(ORIN_FRONT), idle_w=5.0, profiled_modes=50, workload=WORKLOAD, minibatches_per_epoch=30
     )
     state = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50, detail="parked")
     lease = session_pb2.Lease(number=1, grant_id=1, plan_id=_PLAN, phase=session_pb2.GRANT_PHASE_OVER)
@@ -98,7 +98,7 @@ def _planning() -> dict[str, Message]:
     of_node = planning_pb2.NodeResult(node_id=KNOWN_NODES[0], result=result)
     return {
         "StartRun": planning_pb2.StartRunRequest(
-            run_id=RUN, strategy="FedAvg", rounds=100, workload=_WORKLOAD, name="night", app="a/b", labels={"lr": "0.1"}
+            run_id=RUN, strategy="FedAvg", rounds=100, workload=WORKLOAD, name="night", app="a/b", labels={"lr": "0.1"}
         ),
         "BindNodes": planning_pb2.BindNodesRequest(
             bindings=[planning_pb2.NodeBinding(node_id=KNOWN_NODES[0], device_id=DEVICES[0], pairing_problem="")]
@@ -132,7 +132,7 @@ def _operator(artefact: Artefact) -> dict[str, list[Message]]:
         "ClearBudget": [operator_pb2.ClearBudgetRequest(supply="site")],
         "TagDevices": [operator_pb2.TagDevicesRequest(device_ids=["orin"], add=["fast"], remove=["slow"])],
         "DrainDevices": [operator_pb2.DrainDevicesRequest(device_ids=["orin"], undo=True)],
-        "ProfileWorkload": [operator_pb2.ProfileWorkloadRequest(workload=_WORKLOAD, modes=5, devices=["id:orin"])],
+        "ProfileWorkload": [operator_pb2.ProfileWorkloadRequest(workload=WORKLOAD, modes=5, devices=["id:orin"])],
         "ListReferences": [operator_pb2.ListReferencesRequest()],
         "PublishReference": [
             operator_pb2.PublishReferenceRequest(manifest=another.manifest, weights_chunk=another.weights[:half]),
@@ -167,7 +167,7 @@ def _view() -> dict[str, Message]:
     return {
         "GetFleet": view_pb2.GetFleetRequest(),
         "ListDevices": view_pb2.ListDevicesRequest(
-            device_ids=["orin"], with_fronts=True, with_times=True, workload=_WORKLOAD.name
+            device_ids=["orin"], with_fronts=True, with_times=True, workload=WORKLOAD.name
         ),
         "ListNodes": view_pb2.ListNodesRequest(),
         "ListWorkloads": view_pb2.ListWorkloadsRequest(),

@@ -168,7 +168,7 @@ _WELCOME = json_format.MessageToJson(
     session_pb2.Welcome(reference_digest="a" * 64, profile_modes=20, lease_s=5.0), preserving_proto_field_name=True
 ).encode()
 _PROXY_HEADER = RunsHeader("digits", "a" * 64, "b" * 64, "adam", 1e-3, 16, True, 0.9, 64, 6400)
-_STATUS = b'{"address": "127.0.0.1:7070", "problem": "the coordinator is away"}\n'
+_STATUS = b'{"address": "127.0.0.1:7070", "problem": "the coordinator is away", "is_exposed": false}\n'
 _ANSWER = (
     b'{"status":"success","data":{"resultType":"vector","result":'
     b'[{"metric":{"__name__":"watts","job":"solar"},"value":[1774744200.123,"123.4"]}]}}'

@@ -15,7 +15,7 @@ from tests.fakes.coordinator_in_process import on_loop
 from tests.fakes.served import READY, Agent, Client, serving
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from tests.fuzz.campaign import Campaign, bounded_memory, service_log
-from tests.fuzz.coordinator_requests import DEVICES, KNOWN_NODES, RUN, known_values, valid_calls
+from tests.fuzz.coordinator_requests import DEVICES, KNOWN_NODES, RUN, WORKLOAD, known_values, valid_calls
 from tests.fuzz.remote_calls import HostileCall, Method, methods_of, offered_services
 from wattfleet.core.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
@@ -120,7 +120,9 @@ async def attacked(settings: CoordinatorSettings) -> AsyncIterator[Client]:
     peers = PeerSettings(requests_per_s=1e6)  # otherwise most requests are refused because of the number alone
     async with serving(settings.model_copy(update={"peers": peers})) as client:
         for number, name in enumerate(DEVICES):
-            await client.agent().become_ready(name, ORIN_FRONT if number % 2 else NANO_FRONT, 4.0)
+            agent, front = client.agent(), ORIN_FRONT if number % 2 else NANO_FRONT
+            await agent.become_ready(name, front, 4.0, WORKLOAD.name)
+            await agent.send(front=session_pb2.FrontReport(front=front_to_message(front), idle_w=4.0))
         nodes = [
             planning_pb2.NodeBinding(node_id=node, device_id=name)
             for node, name in zip(KNOWN_NODES, DEVICES, strict=True)
