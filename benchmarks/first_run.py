@@ -522,9 +522,10 @@ def gains(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _ratios(outcomes: Sequence[Outcome], budget_w: float, run: str, method: str, name: str) -> list[float | None]:
-    """Return a baseline's value as a multiple of Wattfleet's for each seed; None where neither reached the accuracy.
+    """Return a baseline's value as a multiple of Wattfleet's for each seed; None where it is unknown.
 
-    A baseline that has not reached it counts with its whole run, which is a lower bound.
+    A baseline that has not reached the accuracy counts with its whole run if this is a multiple of at least 1, which is
+    a lower bound. Otherwise, nothing is known: its rounds ended before Wattfleet reached it.
     """
     of = {(each.run, each.method, each.seed): each for each in outcomes if each.budget_w == budget_w}
     found: list[float | None] = []
@@ -537,7 +538,8 @@ def _ratios(outcomes: Sequence[Outcome], budget_w: float, run: str, method: str,
         if mine is None:
             found.append(None if its is None else 0.0)
         else:
-            found.append((its or getattr(other, f"total_{name.rpartition('_')[2]}")) / mine)
+            ratio = (its or getattr(other, f"total_{name.rpartition('_')[2]}")) / mine
+            found.append(ratio if its or ratio >= 1 else None)
     return found
 
 
