@@ -83,7 +83,7 @@ audit: install ## Look dependencies up in a vulnerability database, where one ca
 	$(BIN)/python -m dependencies.audit requirements.lock requirements-device.lock requirements-supernode.lock
 
 chaos: install ## Kill agents, coordinators, and 200 times on each store everything together, at random moments
-	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/chaos/test_agent_chaos.py
+	CHAOS_KILLS=50 $(BIN)/pytest --slow --timeout=1800 tests/chaos/test_agent_chaos.py
 	CHAOS_KILLS=50 $(BIN)/pytest --slow --timeout=1800 -s tests/chaos/test_coordinator_chaos.py
 	CHAOS_KILLS=200 $(BIN)/pytest --slow -s tests/chaos/test_campaign.py
 

@@ -236,7 +236,7 @@ def require_protected_fleet(out: Path, mark: str, printed: str, environment: dic
     # On loopback, /metrics and the page are open, and each SuperNode serves its own ClientApps.
     assert sum("coordinator serve" in line for line in plaintext) == 1
     assert sum("wattfleet.flower.supernode " in line for line in plaintext) == 2
-    assert len(plaintext) == 4, plaintext
+    assert len(plaintext) == 3, plaintext
 
     written = "".join(log.read_text(errors="replace") for log in (out / "logs").iterdir())
     for secret in ("wfj1/", "PRIVATE KEY"):
