@@ -20,7 +20,6 @@ from alembic.util.exc import CommandError
 from sqlalchemy import URL, Connection, create_engine, event, insert, inspect, make_url
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
-from sqlalchemy.util import LRUCache
 
 from coordinator.errors import (
     DamagedStoreError,
@@ -194,10 +193,6 @@ def display_name(url: URL) -> str:
     return URL.create("postgresql", host=url.host, port=url.port, database=url.database).render_as_string()
 
 
-_SHARED_CACHE = {"compiled_cache": LRUCache[Any, Any](500)}
-"""Statements that were compiled for one engine; another engine of the same dialect does not compile them anew."""
-
-
 def open_engine(url: URL) -> Engine:
     """Open an engine whose commits are on disk when they return.
 
@@ -208,7 +203,7 @@ def open_engine(url: URL) -> Engine:
         InvalidInputError: the database's driver is not installed.
     """
     if url.drivername == "sqlite":
-        engine = create_engine(url, execution_options=_SHARED_CACHE)
+        engine = create_engine(url)
         event.listen(engine, "connect", partial(_prepare_sqlite, int(1000 * LOCK_TIMEOUT_S)))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -216,7 +211,7 @@ def open_engine(url: URL) -> Engine:
     options = f"-c lock_timeout={int(1000 * LOCK_TIMEOUT_S)}ms {url.normalized_query.get('options', [''])[0]}"
     with_timeouts = url.set(query={**_POSTGRESQL_TIMEOUTS, **url.query, "options": options})
     try:
-        return create_engine(with_timeouts, pool_pre_ping=True, execution_options=_SHARED_CACHE)
+        return create_engine(with_timeouts, pool_pre_ping=True)
     except ModuleNotFoundError:
         raise InvalidInputError("PostgreSQL needs its driver: pip install 'wattfleet[postgresql]'") from None
 

@@ -79,9 +79,8 @@ class Tree:
                 place = self._root if place == self._root else place.parent
                 continue
             place /= part
-            if place.is_symlink() and links < _MAX_LINKS:
+            if links < _MAX_LINKS and (target := _link_at(place)):
                 links += 1
-                target = os.readlink(place)
                 place = self._root if target.startswith("/") else place.parent
                 pending += _parts_reversed(target)
         return place
@@ -103,3 +102,11 @@ def _parts_reversed(path: str) -> list[str]:
 
 def _numbers_in_order(path: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+def _link_at(place: Path) -> str:
+    """Return where a symbolic link points to; empty if there is none, or no permission to see it."""
+    try:
+        return os.readlink(place)
+    except OSError:
+        return ""

@@ -134,12 +134,13 @@ class FittedModes:
         return self.modes[allowed], self.prediction(known).among(allowed)
 
 
-def _dependencies(known: KnownWorkload) -> tuple[Workload, tuple[int, ...]]:
+def _dependencies(known: KnownWorkload) -> tuple[Workload, tuple[int, ...], bool]:
     """Return what a fit depends on. The trained batch size is not part of it if a fit predicts several."""
     workload, offered = known.workload, known.offered_batches
     if offered:
         workload = replace(workload, facts=replace(workload.facts, batch=None, step_flops=None))
-    return workload, offered
+    # The rows of an estimated length are dropped once the app reports its own.
+    return workload, offered, known.is_length_estimated
 
 
 # --- Fitting ----------------------------------------------------------------------------------------------------------

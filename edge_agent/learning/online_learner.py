@@ -15,7 +15,7 @@ from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Beside, Fitted, FittedModes, Fitting, Mask, OpenFittingTo, alone
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.profiling_plan import BATCH, ProfilingProgress, profile_device
-from edge_agent.profiling.journal import Journal, JournalledRound, Renewal, require_above_zero
+from edge_agent.profiling.journal import Journal, JournalError, JournalledRound, Renewal, require_above_zero
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.mode_measurement import DEFAULT_SETTINGS, ExcludedModes, measuring_s
 from edge_agent.profiling.profiled_workload import StoppedError
@@ -262,6 +262,7 @@ class OnlineLearner:
         self._batches = OfferedBatches(known.workload.batches)
         self._short_trainings = ShortTrainings()
         self.unmeasured: str | None = None
+        self._has_loader = False
         self._take(fitted, self._basis)
 
     @property
@@ -374,18 +375,23 @@ class OnlineLearner:
             InvalidInputError: a number is out of range.
         """
         with self._state:
-            if self.known.is_length_estimated and minibatches_per_epoch:
-                # Rows of whole trainings are in predicted minibatches, which are not those that the app reports now.
-                self._journal.append(Renewal("its app now reports a data loader", self._limit))
-                self._residuals.clear()
+            self._has_loader = True
+            before = self.known.without_estimated_length() if minibatches_per_epoch else self.known
             facts = self.known.workload.facts
             told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
             if self.paced is None:
                 told = facts  # a virtual board simulates its own minibatches
             self._batches.loader_seen(self.known, batch, takes_planned_batch)
-            return self._take_known(
-                self.known.completed(told, minibatches_per_epoch).with_batches(self._batches.options)
-            )
+            known = before.completed(told, minibatches_per_epoch).with_batches(self._batches.options)
+            if before is not self.known:
+                # Rows of whole trainings are in predicted minibatches, which are not those that the app reports now.
+                try:
+                    self._journal.append(Renewal("its app now reports the length of its data", self._limit))
+                except JournalError as error:
+                    _log.error("the length that the app reports is not used: %s", error)
+                    return False
+                self._residuals.clear()
+            return self._take_known(known)
 
     def trains_with(self, batch: int) -> None:
         """Note the batch size that a plan has chosen for the training that begins.
@@ -451,6 +457,11 @@ class OnlineLearner:
             return None
         self.refit_if_outdated()
         if self.known.minibatches_per_epoch is None:
+            if self._has_loader and not self.profiled_modes:
+                # Modes will be measured in the app's own minibatches, so its trainings must not be in predicted ones.
+                _log.warning("nothing was learned from the training's time: the app's data loader has no length")
+                self.refit()
+                return None
             with self._state:
                 self._take_known(
                     self.known.with_estimated_length(observed.epoch_s, self.predicted_minibatch_s(observed.mode))

@@ -555,6 +555,12 @@ def keep_apart(path: Path, header: JournalHeader) -> None:
         JournalError: a journal cannot be read or moved, or its first line is damaged.
     """
     stored = read_header(path)
+    if stored is None and not path.exists() and (back := _aside(path, header.basis)).exists():
+        try:
+            back.rename(path)  # the agent was killed between the two renames below
+        except OSError as error:
+            raise JournalError(f"{path}: cannot be brought back: {error.strerror}") from None
+        return
     if stored is None or replace(stored, minibatch=header.minibatch, basis=header.basis) != header:
         return
     if stored.basis == header.basis:

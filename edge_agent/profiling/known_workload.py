@@ -110,14 +110,23 @@ class KnownWorkload:
     def completed(self, facts: WorkloadFacts, minibatches_per_epoch: int | None = None) -> KnownWorkload:
         """Return a copy updated with newer knowledge; values that this leaves open are kept.
 
+        An estimated length stays, since measured rows are in its minibatches: see `without_estimated_length`.
+
         Raises:
             InvalidInputError: the facts are for another task, or a number is out of range.
         """
         return replace(
             self,
             workload=self.workload.completed(facts),
-            minibatches_per_epoch=minibatches_per_epoch or self.minibatches_per_epoch,
-            is_length_estimated=self.is_length_estimated and not minibatches_per_epoch,
+            minibatches_per_epoch=self.minibatches_per_epoch
+            if self.is_length_estimated
+            else minibatches_per_epoch or self.minibatches_per_epoch,
+        )
+
+    def without_estimated_length(self) -> KnownWorkload:
+        """Return a copy whose length is unknown, if it is estimated."""
+        return (
+            replace(self, minibatches_per_epoch=None, is_length_estimated=False) if self.is_length_estimated else self
         )
 
     def with_estimated_length(self, epoch_s: float, minibatch_s: float) -> KnownWorkload:

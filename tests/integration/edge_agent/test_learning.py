@@ -42,6 +42,7 @@ from tests.fakes.boards import MODE, PARKED, RealTimeBoard, Trained
 from tests.fakes.running_agent import BoardThatBecomesSlower
 from wattfleet.common.child_process import lower_priority, python_process
 from wattfleet.core.choosing import SamplingSettings, spread_modes
+from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
 from wattfleet.core.prediction import DriftRule, pack_artefact, read_artefact, restore_predictor, warmup_s
 
@@ -606,6 +607,26 @@ def test_minibatches_that_an_app_reports_later_replace_whole_trainings(without_l
     assert len(without_loader._journal.measurements) == 1  # noqa: SLF001
     without_loader.loader_seen(16, 0, 250)
     assert (without_loader.minibatches_per_epoch, without_loader.is_length_estimated) == (250, False)
+    assert not without_loader._journal.measurements  # noqa: SLF001
+
+
+def test_a_length_that_is_stated_otherwise_does_not_mix_with_whole_trainings(without_loader: OnlineLearner) -> None:
+    true = SimulatedDevice("orin-nano", 3)
+    front, _ = without_loader.predicted_front()
+    without_loader.observe(whole_training(front.mode(0), true, 1.0))
+    estimated = without_loader.known
+    assert estimated.completed(WorkloadFacts(batch=16), 500).minibatches_per_epoch == estimated.minibatches_per_epoch
+    with pytest.raises(InvalidInputError, match="minibatches_per_epoch must be"):
+        without_loader.loader_seen(16, 0, 2**40)
+    assert len(without_loader._journal.measurements) == 1, "a wrong report loses nothing"  # noqa: SLF001
+
+
+def test_a_loader_without_a_length_counts_once_a_mode_is_measured(without_loader: OnlineLearner) -> None:
+    true = SimulatedDevice("orin-nano", 3)
+    front, _ = without_loader.predicted_front()
+    without_loader.loader_seen(16, 2, None)
+    without_loader.observe(whole_training(front.mode(0), true, 1.0))
+    assert without_loader.known.minibatches_per_epoch is None
     assert not without_loader._journal.measurements  # noqa: SLF001
 
 

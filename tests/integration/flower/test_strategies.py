@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
+import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -290,6 +292,79 @@ class TrainsAgain(FedAvg):
         content = RecordDict({"arrays": initial_arrays, "config": ConfigRecord()})
         grid.push_messages([Message(content, dst_node_id=node_id, message_type="train") for node_id in nodes])
         return Result()
+
+
+class PassesOn(FedAvg):
+    """Passes all arguments on to Flower's start."""
+
+    def __init__(self) -> None:
+        super().__init__(fraction_evaluate=0.0)
+        self.copies: list[Any] = []
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        return super().start(*args, **kwargs)
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        self.copies += [copy.deepcopy(self), pickle.loads(pickle.dumps(self))]
+        return super().aggregate_train(server_round, replies)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_start_that_passes_its_arguments_on_is_planned_and_reported(by_name: bool) -> None:
+    grid = grid_of("FedAvg", NODES)
+    planner = PlannerStub(chosen=CHOSEN, nodes={node_id: str(node.device_id) for node_id, node in NODES.items()})
+    own = PassesOn()
+    further = (2, 60.0, None, None, score)
+    named = dict(zip(("num_rounds", "timeout", "train_config", "evaluate_config", "evaluate_fn"), further, strict=True))
+    strategy = PowerAware(own, planner, clock=grid.clock)
+    strategy.start(grid, initial("FedAvg"), *(() if by_name else further), **(named if by_name else {}))
+    assert [request.rounds for request in planner.asked("StartRun")] == [2]
+    assert len(grid.trainings()) == 2 * len(CHOSEN)
+    reported = [dict(request.metrics) for request in planner.asked("ReportMetrics")]
+    assert [set(each) for each in reported if "score" in each] == [{"score"}] * 3, (
+        "before the first round, and after each"
+    )
+    assert {type(each) for each in own.copies} == {PassesOn}, "its checkpoints hold its own class"
+    assert type(own) is PassesOn
+
+
+class TrainsOneMore(FedAvg):
+    """Adds a training of its own to each round's."""
+
+    def start(self, grid: Any, initial_arrays: ArrayRecord) -> Result:
+        messages = list(self.configure_train(1, initial_arrays, ConfigRecord(), grid))
+        content = RecordDict({"arrays": initial_arrays, "config": ConfigRecord()})
+        [other] = [node_id for node_id, node in NODES.items() if node.device_id == "device-0"]
+        grid.send_and_receive([*messages, Message(content, dst_node_id=other, message_type="train")])
+        return Result()
+
+
+def test_a_training_beside_those_of_a_round_is_refused() -> None:
+    grid = grid_of("FedAvg", NODES)
+    planner = PlannerStub(chosen=CHOSEN, nodes={node_id: str(node.device_id) for node_id, node in NODES.items()})
+    with pytest.raises(PlanningError, match="TrainsOneMore sends trainings"):
+        PowerAware(TrainsOneMore(), planner, clock=grid.clock).start(grid, initial("FedAvg"))
+    assert not grid.trainings(), "nothing is sent"
+
+
+def test_attributes_of_a_derived_wrapper_are_its_own() -> None:
+    class Counting(PowerAware):
+        runs = 0
+
+    strategy = Counting(FedAvg(), PlannerStub())
+    strategy.runs = 5
+    strategy.fraction_evaluate = 0.25
+    assert (strategy.runs, strategy.strategy.fraction_evaluate) == (5, 0.25)
+    assert not hasattr(strategy.strategy, "runs")
+
+
+def test_a_start_of_its_own_around_fedbuff_is_refused() -> None:
+    class Own(FedBuff):
+        def start(self, *args: Any, **kwargs: Any) -> Result:
+            raise AssertionError("not called")
+
+    with pytest.raises(InvalidInputError, match="that of FedBuff plans each training: leave it out"):
+        PowerAware(Own(buffer_size=2), PlannerStub())
 
 
 def test_an_own_start_cannot_train_without_a_plan() -> None:

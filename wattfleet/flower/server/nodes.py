@@ -168,7 +168,7 @@ class Nodes:
 
     @property
     def why_unknown(self) -> Mapping[int, str]:
-        """Why the devices of connected nodes are unknown, by node id."""
+        """Why the devices of nodes are unknown, by node id; some may have disconnected since."""
         return self._why_unknown
 
     @property

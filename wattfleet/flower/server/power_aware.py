@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 import logging
 import os
@@ -164,6 +165,9 @@ LOW_BUDGET_PATIENCE_S = 12 * 3600.0
 """One night."""
 
 
+_NEW_OBJECT: Any = vars(copyreg)["__newobj__"]
+
+
 class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for strict checking
     """Runs each training round on the devices and in the power modes that the coordinator plans.
 
@@ -293,8 +297,11 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the wrapped strategy, unless this class has one of this name."""
-        is_own = name.startswith("_") or name in vars(self) or "strategy" not in vars(self)
-        object.__setattr__(self if is_own else self.strategy, name, value)
+        is_own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
+        if is_own or "strategy" not in vars(self):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.strategy, name, value)
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **kwargs: Any) -> Result:
         """Run the rounds with the wrapped strategy's own `start`, and report each one to the coordinator.
@@ -314,9 +321,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             InvalidInputError: no valid workload name can be derived from the app, or the run config has an invalid name
                 or label.
         """
-        given = inspect.signature(self.strategy.start).bind(grid, initial_arrays, *args, **kwargs)
-        given.apply_defaults()
-        arguments = given.arguments
+        arguments = _arguments_of(self.strategy.start, grid, initial_arrays, *args, **kwargs)
         evaluate_fn = arguments.get("evaluate_fn")
 
         def evaluate_and_report(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -341,8 +346,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                     arguments["train_config"],
                     evaluate_fn,
                 )
-            first, *_ = arguments  # a strategy may name its arguments as it likes
-            arguments[first] = _PlannedGrid(
+            planned = _PlannedGrid(
                 grid,
                 self._reply_timeout_s,
                 self._extended_timeout_s,
@@ -351,25 +355,48 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 self._measurements,
                 refuse_unplanned=self._refuse_unplanned,
             )
-            if evaluate_fn is not None:
-                arguments["evaluate_fn"] = evaluate_and_report
+
+            def reporting(value: Any) -> Any:
+                return evaluate_and_report if evaluate_fn is not None and value is evaluate_fn else value
+
             with self._in_place_of_own_methods():
-                return self.strategy.start(*given.args, **given.kwargs)
+                return self.strategy.start(
+                    planned,
+                    initial_arrays,
+                    *map(reporting, args),
+                    **{name: reporting(value) for name, value in kwargs.items()},
+                )
 
     @contextmanager
     def _in_place_of_own_methods(self) -> Iterator[None]:
-        """Have the wrapped strategy's own `start` call the methods of this class, which call its own methods."""
+        """Have the wrapped strategy's own `start` call the methods of this class, which call its own methods.
+
+        Meanwhile, the strategy's class is a subclass with these methods. A copy of the strategy, such as in a pickled
+        checkpoint, has the strategy's own class.
+        """
+        strategy = self.strategy
+        own: Any = type(strategy)
         replaced = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
-        before = {name: vars(self.strategy)[name] for name in replaced if name in vars(self.strategy)}
-        self._own_methods = {name: getattr(self.strategy, name) for name in replaced}
-        vars(self.strategy).update({name: getattr(self, name) for name in replaced})
+        self._own_methods = {name: getattr(strategy, name) for name in replaced}
+        # A method that was set on the object itself would be called instead of the class's.
+        set_on_object = {name: vars(strategy).pop(name) for name in replaced if name in vars(strategy)}
+
+        def reduced(planned: Any, protocol: Any) -> Any:
+            copied: Any = object.__new__(own)
+            vars(copied).update(vars(planned), **set_on_object)
+            how = copied.__reduce_ex__(protocol)
+            # Pickle would compare the class with that of the planned object.
+            return (object.__new__, *how[1:]) if isinstance(how, tuple) and how[0] is _NEW_OBJECT else how
+
+        methods = {name: staticmethod(getattr(self, name)) for name in replaced}
+        planned_class: Any = type(own)(own.__name__, (own,), {**methods, "__reduce_ex__": reduced})
+        strategy.__class__ = planned_class
         try:
             yield
         finally:
+            strategy.__class__ = own
+            vars(strategy).update(set_on_object)
             self._own_methods = {}
-            for name in replaced:
-                vars(self.strategy).pop(name, None)
-            vars(self.strategy).update(before)
 
     def _own(self, name: str) -> Callable[..., Any]:
         """Return a method of the wrapped strategy, also while its `start` calls that of this class instead."""
@@ -382,8 +409,12 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         Raises:
             PlanningError: there are such trainings.
         """
-        if self._sent is None and any(
-            message.metadata.message_type.startswith("train") and RECORD_KEY not in message.content
+        # In a round without a plan, while the coordinator is away, the messages have no assignments.
+        allowed = () if self._sent is None or isinstance(self._sent, PlannedRound) else self._sent.node_ids
+        if any(
+            message.metadata.message_type.startswith("train")
+            and RECORD_KEY not in message.content
+            and message.metadata.dst_node_id not in allowed
             for message in messages
         ):
             raise PlanningError(
@@ -528,15 +559,46 @@ class _PlannedGrid(WaitingGrid):
         return super().push_messages(sent)
 
 
+def _arguments_of(start: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of a strategy's `start` by name, with its defaults; what it only passes on has Flower's names.
+
+    Raises:
+        TypeError: it does not take them.
+    """
+    given = inspect.signature(start).bind(*args, **kwargs)
+    flower = inspect.signature(Strategy.start).parameters
+    passed_on = {each.kind for each in given.signature.parameters.values()} & {
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+    }
+    given.apply_defaults()
+    found: dict[str, Any] = {}
+    for name, value in given.arguments.items():
+        kind = given.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found.update(zip([*flower][1 + len(found) :], value, strict=False))
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            found.update(value)
+        else:
+            found[name] = value
+    if passed_on:
+        found.setdefault("num_rounds", flower["num_rounds"].default)
+    return found
+
+
 def _require_current(strategy: Any) -> None:
-    """Make sure that a strategy is one of Flower's current API.
+    """Make sure that a strategy is one of Flower's current API, and that its `start` can be planned.
 
     Raises:
         InvalidInputError: it is not.
     """
+    kind = type(strategy)
+    if isinstance(strategy, FedBuff) and kind.start is not FedBuff.start:
+        raise InvalidInputError(
+            f"{kind.__name__} has a start of its own, but that of FedBuff plans each training: leave it out"
+        )
     if isinstance(strategy, Strategy):
         return
-    kind = type(strategy)
     if any(each.__module__.startswith("flwr.server.strategy") for each in kind.__mro__):
         raise InvalidInputError(
             f"{kind.__name__} is a strategy of Flower's former API (flwr.server), which takes no messages from a plan:"

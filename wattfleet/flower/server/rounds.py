@@ -472,7 +472,8 @@ class PlannedRounds:
                 if waits and refused.is_transient and is_busy():
                     began_s = now_s  # the patience starts when the last of these nodes is free
                 if now_s - began_s >= timeout_s:
-                    if why := self._nodes.why_unknown:
+                    connected = set(node_ids)
+                    if why := {each: text for each, text in self._nodes.why_unknown.items() if each in connected}:
                         unknown = f"the device of {count_of(len(why), 'node')} is unknown: "
                         reasons = first_few(list(dict.fromkeys(why.values())), "; ")
                         raise CoordinatorRefusedError(f"{refused}; {unknown}{reasons}", refused.code) from None
