@@ -46,6 +46,10 @@ class StoredFacts:
             return list(connection.execute(sql))
 
 
+# So many of the latest rounds may be trimmed: those in flight.
+_TRIMMED = 8
+
+
 class StoredLimits:
     """The power that the stored plans allow each device."""
 
@@ -55,9 +59,9 @@ class StoredLimits:
         self._limits_w: dict[tuple[str, PowerMode], float] = {}
 
     def look(self) -> None:
-        """Read the new plans."""
+        """Read the new plans, and the last ones again, since a plan is stored anew when it is trimmed."""
         for order, plan in self._facts.rows(
-            f'SELECT "order", plan FROM round WHERE "order" > {self._newest} ORDER BY "order"'
+            f'SELECT "order", plan FROM round WHERE "order" > {self._newest - _TRIMMED} ORDER BY "order"'
         ):
             self._newest = order
             for each in planning_pb2.PlanRoundResponse.FromString(bytes(plan)).assignments:
