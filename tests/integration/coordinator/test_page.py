@@ -218,6 +218,7 @@ async def test_profiling_is_shown_with_what_is_left(config: CoordinatorSettings,
                 state=session_pb2.StateReport(state=session_pb2.DEVICE_STATE_PROFILING, profiled_modes=modes)
             )
             await asyncio.sleep(1.0)  # the time of a mode, from which the rest is estimated
+        await asyncio.sleep(1.5)  # the page may show a snapshot of this age
         await tab.page.goto(f"{fleet.url}/?state=profiling")
         row = await tab.page.inner_text("#devices tbody tr")
         assert "2 of 20" in row and "≤ " in row and "left" in row
