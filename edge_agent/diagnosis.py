@@ -20,7 +20,6 @@ from edge_agent.devices.jetson.board import (
     HIDDEN_DEVICE_TREE,
     BoardPower,
     JetsonIdentity,
-    Supply,
     identify,
     is_jetson,
     read_conditions,
@@ -427,17 +426,12 @@ def _power(tree: Tree, identity: JetsonIdentity) -> Iterator[Finding]:
         yield failing("power", f"{named}: found, but a rail cannot be read", "check `dmesg` for ina3221 errors")
         return
     supply = power.read_supply()
-    at = f" ({_supply_text(supply)})" if supply else ""
+    at = f" ({supply.text})" if supply else ""
     found = f"{named}: {now_mw / 1e3:.1f} W now{at}"
     if supply and supply.rail in _FIVE_VOLT_INPUTS and supply.volts < _LOWEST_INPUT_V:
         yield limited("power", f"{found}: too low for 5 V", "use a stronger supply or a shorter cable, or it throttles")
     else:
         yield fine("power", found)
-
-
-def _supply_text(supply: Supply) -> str:
-    """Return voltage and current of a rail in words."""
-    return f"{supply.rail} at {supply.volts:.2f} V, {supply.amperes:.2f} A"
 
 
 _FIVE_VOLT_INPUTS = ("VDD_IN", "POM_5V_IN")
@@ -467,11 +461,12 @@ def _presets(tree: Tree, is_changed: bool) -> Iterator[Finding]:
     except WattfleetError:
         return  # another check reports it
     names = ", ".join(f"{mode.name}{' (after a reboot)' if mode.name in later else ''}" for mode in conf.modes)
-    in_force = next((mode for mode in conf.modes if mode.mode_id == _stored_id(tree)), None)
-    if in_force is None and _stored_id(tree) is not None:
+    stored_id = _stored_id(tree)
+    in_force = next((mode for mode in conf.modes if mode.mode_id == stored_id), None)
+    if in_force is None and stored_id is not None:
         yield limited(
             "presets",
-            f"{names}; nvpmodel's stored mode {_stored_id(tree)} is not among them",
+            f"{names}; nvpmodel's stored mode {stored_id} is not among them",
             f"run `sudo nvpmodel -m {conf.default}`",
         )
         return

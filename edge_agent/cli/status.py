@@ -309,15 +309,17 @@ def _device_lines(device: Any) -> dict[str, str]:
         "device": f"{device['board']} ({device['provenance']})",
         "mode": f"{device['argument']} ({device['label']}{named})",
         "power": "cannot be read" if power_w is None else f"{power_w:.1f} W",
-        **({"supply": _supply_line(device["supply"])} if device["supply"] else {}),
+        **({"supply": _supply_text(device["supply"])} if device["supply"] else {}),
         **({"figures of": device["basis"]} if device["basis"] else {}),
         "temperature": "not reported by this board" if degrees is None else f"{degrees:.1f} degrees C",
         "throttled": "not counted by this board" if throttled is None else f"{count_of(throttled, 'time')} since boot",
     }
 
 
-def _supply_line(supply: Any) -> str:
-    return f"{supply['rail']} at {supply['volts']:.2f} V, {supply['amperes']:.2f} A"
+def _supply_text(supply: Mapping[str, Any]) -> str:
+    from edge_agent.devices.jetson.board import Supply
+
+    return Supply(**supply).text
 
 
 def _knob_backup_lines(backup: Any) -> dict[str, str]:

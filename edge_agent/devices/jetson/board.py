@@ -168,6 +168,11 @@ class Supply:
     volts: float
     amperes: float
 
+    @property
+    def text(self) -> str:
+        """The rail with its voltage and current, in words."""
+        return f"{self.rail} at {self.volts:.2f} V, {self.amperes:.2f} A"
+
 
 class Rail(Protocol):
     """One measured rail."""
