@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import logging
 import os
 import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -38,6 +42,18 @@ settings.load_profile("unhurried")
 # every such record until the end of the test, with all messages that its traceback refers to.
 for _name in ("grpc._cython.cygrpc", "grpc._common"):
     logging.getLogger(_name).addFilter(should_log)
+
+
+# Python before 3.11.8 may not parse in two threads at once (its issue 106905). Pytest parses to show a failure, and so
+# does a thread that prints a traceback: if both did, the failure of one test would end the whole run.
+if sys.version_info < (3, 11, 8):
+    _parsing, _parse = threading.RLock(), ast.parse
+
+    def _parse_alone(*args: Any, **kwargs: Any) -> ast.AST:
+        with _parsing:
+            return _parse(*args, **kwargs)
+
+    ast.parse = _parse_alone  # type: ignore[assignment]
 
 
 # The commands under test must not see the settings of whoever runs the tests.

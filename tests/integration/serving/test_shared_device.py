@@ -6,6 +6,8 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,24 +51,25 @@ class OneDevice:
         self.minibatches += 1
 
 
-class Training:
-    """Trains in the background until it is stopped."""
+@contextmanager
+def training(device: OneDevice, socket: str, minibatch_s: float) -> Iterator[None]:
+    """Train in the background until the end of the block, whatever ends it."""
+    ended = threading.Event()
 
-    def __init__(self, device: OneDevice, socket: str, minibatch_s: float) -> None:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._train, args=(device, socket, minibatch_s))
-        self._thread.start()
-
-    def _train(self, device: OneDevice, socket: str, minibatch_s: float) -> None:
+    def train() -> None:
         for _ in share_device(range(10**6), agent_socket=socket):
             device.train(minibatch_s)
-            if self._stop.is_set():
+            if ended.is_set():
                 return
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(30)
+    assert not thread.is_alive()
 
 
 def latencies_of(server: DutyServer[int, int], seconds: float, per_s: float, seed: int = 0) -> list[float]:
@@ -102,9 +105,8 @@ def device() -> OneDevice:
 def test_requests_are_answered_in_time_while_minibatches_ask_for_turns(agent, device):
     with DutyServer(device.answer, agent_socket=agent.socket) as server:
         server.answer_blocking(0)
-        training = Training(device, agent.socket, minibatch_s=0.03)
-        latencies = latencies_of(server, seconds=4, per_s=20)
-        training.stop()
+        with training(device, agent.socket, minibatch_s=0.03):
+            latencies = latencies_of(server, seconds=4, per_s=20)
         figures = agent.turns.kept_duty()
     assert device.overlaps == 0
     assert device.minibatches > 40, "the rest of the time is trained"
@@ -172,35 +174,34 @@ def test_a_minibatch_longer_than_the_limit_gets_no_turn_but_a_trial(agent, devic
     with DutyServer(device.answer, agent_socket=agent.socket) as server:
         for number in range(20):
             server.answer_blocking(number)
-        training = Training(device, agent.socket, minibatch_s=0.2)
-        until(lambda: "does not fit" in agent.turns.kept_duty().waits)
-        trained = device.minibatches
-        latencies = latencies_of(server, seconds=1, per_s=20)
-        assert device.minibatches == trained <= 4
-        assert max(latencies) < 0.15
-        agent.set_duty(None)  # without a duty, it continues
-        until(lambda: device.minibatches > trained)
-        training.stop()
+        with training(device, agent.socket, minibatch_s=0.2):
+            until(lambda: "does not fit" in agent.turns.kept_duty().waits)
+            trained = device.minibatches
+            latencies = latencies_of(server, seconds=1, per_s=20)
+            assert device.minibatches == trained <= 4
+            assert max(latencies) < 0.15
+            agent.set_duty(None)  # without a duty, it continues
+            until(lambda: device.minibatches > trained)
 
 
 def test_both_go_on_when_the_agent_dies_and_share_again_when_it_is_back(tmp_path, device):
     socket = tmp_path / "agent.sock"
-    with duty_agent_at(socket, duty()) as agent:
-        server = DutyServer(device.answer, agent_socket=agent.socket)
-        training = Training(device, agent.socket, minibatch_s=0.01)
-        server.answer_blocking(0)
-        until(lambda: device.minibatches > 5)
-    trained = device.minibatches
-    assert max(latencies_of(server, seconds=0.5, per_s=50)) < 0.2
-    assert device.minibatches > trained + 10
-    with duty_agent_at(socket, duty()) as agent:
-        until(lambda: agent.turns.servers == 1)
-        until(lambda: agent.turns.figures.training_share(time.monotonic()) > 0)
-        assert server.answer_blocking(3) == 3
-        until(lambda: agent.turns.kept_duty().requests > 0)
-        server.close()
-        training.stop()
-        until(lambda: agent.turns.servers == 0)
+    with ExitStack() as apps:
+        with duty_agent_at(socket, duty()) as agent:
+            server = apps.enter_context(DutyServer(device.answer, agent_socket=agent.socket))
+            apps.enter_context(training(device, agent.socket, minibatch_s=0.01))
+            server.answer_blocking(0)
+            until(lambda: device.minibatches > 5)
+        trained = device.minibatches
+        assert max(latencies_of(server, seconds=0.5, per_s=50)) < 0.2
+        assert device.minibatches > trained + 10
+        with duty_agent_at(socket, duty()) as agent:
+            until(lambda: agent.turns.servers == 1)
+            until(lambda: agent.turns.figures.training_share(time.monotonic()) > 0)
+            assert server.answer_blocking(3) == 3
+            until(lambda: agent.turns.kept_duty().requests > 0)
+            apps.close()
+            until(lambda: agent.turns.servers == 0)
 
 
 def test_a_training_that_dies_in_its_turn_does_not_keep_the_device(agent, device):
@@ -237,18 +238,17 @@ def test_the_mode_changes_while_nobody_has_the_device(agent, device):
 
     agent.board.apply = watched
     agent.board.modes = agent.board.modes[:1]
+    agent.set_duty(duty(latency_ms=10_000, per_s=2))  # no mode breaks it, even on a busy machine
     with DutyServer(device.answer, agent_socket=agent.socket) as server:
         for number in range(10):
             server.answer_blocking(number)
-        training = Training(device, agent.socket, minibatch_s=0.02)
         slower = MODE._replace(gpu_hz=MODE.gpu_hz // 2)
-        requests = threading.Thread(target=latencies_of, args=(server, 1.5, 30))
-        requests.start()
-        while requests.is_alive():
-            agent.device.apply(slower if agent.board.mode == MODE else MODE)
-            time.sleep(0.05)
-        requests.join()
-        training.stop()
+        with training(device, agent.socket, minibatch_s=0.02), ThreadPoolExecutor(1) as apps:
+            requests = apps.submit(latencies_of, server, 1.5, 30)
+            while not requests.done():
+                agent.device.apply(slower if agent.board.mode == MODE else MODE)
+                time.sleep(0.05)
+            requests.result()
     assert len(changes) > 5
     assert device.overlaps == 0
 
