@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 import logging
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from tests.fakes.short_forms import ALL_EXAMPLES, FEW_EXAMPLES
@@ -55,6 +57,9 @@ if sys.version_info < (3, 11, 8):
 
     ast.parse = _parse_alone  # type: ignore[assignment]
 
+
+# A process has one command, and builds it once; the runner would build all of its options for every call.
+typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]  # noqa: SLF001
 
 # The commands under test must not see the settings of whoever runs the tests.
 os.environ[FILE_VARIABLE] = ""

@@ -90,6 +90,7 @@ def found(experiment: Experiment) -> dict[str, Any]:
     return run_seed(experiment, 0)
 
 
+@pytest.mark.slow
 def test_the_oracles_never_exceed_the_budget(found: dict[str, Any]) -> None:
     for name in KNOWING:
         for watts, run in found["runs"][name].items():

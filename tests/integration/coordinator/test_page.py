@@ -412,6 +412,7 @@ IDS = (
 )
 
 
+@pytest.mark.slow
 async def test_every_device_and_run_has_a_page_that_its_link_opens(config: CoordinatorSettings, browser: Any) -> None:
     async with serving(config) as client:
         for name in IDS:
@@ -509,6 +510,7 @@ async def rows(tab: Browsed) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 async def test_tab_reaches_every_control_and_shows_where_it_is(config: CoordinatorSettings, browser: Any) -> None:
     async with trained(config) as fleet, browsing(fleet.host, browser, viewport=_KEYBOARD_DESK) as tab:
         for path in (
@@ -600,6 +602,7 @@ async def test_an_operator_gets_from_the_front_to_a_device_and_a_what_if_by_keys
         assert "drops out" in await tab.page.inner_text("#changes")
 
 
+@pytest.mark.slow
 async def test_wide_tables_are_scrolled_by_keys_and_updates_keep_the_focus(
     config: CoordinatorSettings, browser: Any
 ) -> None:

@@ -35,6 +35,7 @@ from tests.fakes.served import (
     serving_client,
     status,
 )
+from tests.fakes.short_forms import first
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN
 from tests.fakes.stored_records import old_runs_deleted
 from wattfleet.flower import PowerAware
@@ -231,7 +232,7 @@ def assert_usable(made: planning_pb2.PlanRoundResponse) -> None:
         assert all(map(math.isfinite, (each.epoch_s, each.power_w, each.power_limit_w, each.warmup_s)))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", first(3, POLICIES))
 async def test_an_implausible_front_leaves_out_its_device_only(config: CoordinatorSettings, policy: str) -> None:
     async with serving_client(with_policy(config, policy)) as client:
         liar = await with_liar(client, one_point(), 5.0)
@@ -315,7 +316,7 @@ IMPLAUSIBLE_RESULTS = (
 """Pairs of a loss and a number of examples."""
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", first(3, POLICIES))
 async def test_an_implausible_result_counts_as_not_reported(config: CoordinatorSettings, policy: str) -> None:
     async with serving_client(with_policy(config, policy)) as client:
         await client.two_ready()

@@ -28,6 +28,7 @@ def mape(predictor: RooflinePredictor, clean: Profile) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("one_knob", first(1, [False, True]))
+@pytest.mark.slow
 def test_audit_finds_most_wrong_rows_of_a_corpus_and_few_others(one_knob: bool) -> None:
     clean = measured_profile(4_368, 0)
     damaged, rows = with_wrong_rows(clean, 0.02, 1, one_knob)

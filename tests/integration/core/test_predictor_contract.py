@@ -368,6 +368,7 @@ class TestBoosting(Ensembles):
 
 
 @pytest.mark.parametrize("kind", [PowerTrainPredictor, ScratchPredictor])
+@pytest.mark.slow
 def test_networks_fitted_together_are_those_fitted_alone(
     kind: type[PowerTrainPredictor] | type[ScratchPredictor],
 ) -> None:

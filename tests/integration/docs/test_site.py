@@ -177,6 +177,7 @@ async def cut_off(tab: Browsed) -> list[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 async def test_pages_opened_as_files_can_be_searched_and_their_drawings_fit(site: Path) -> None:
     async with browsing("", viewport={"width": 1280, "height": 900}, color_scheme="light") as tab:
         await tab.page.goto((site / "flower.html").as_uri())

@@ -119,6 +119,7 @@ def test_modes_are_measured_while_requests_arrive_and_are_answered_in_time(tmp_p
     assert sum(latency > LIMIT_MS for latency in latencies) <= 0.05 * len(latencies)
 
 
+@pytest.mark.slow
 def test_an_agent_gets_ready_before_anything_is_known_of_its_inference_server(tmp_path, coordinator, shared_board):
     (tmp_path / "state").mkdir()
     DutyFile(tmp_path / "state").write(duty(LIMIT_MS))
@@ -338,6 +339,7 @@ def test_a_training_is_stopped_once_the_duty_takes_the_whole_board(tmp_path, coo
 
 
 @pytest.mark.usefixtures("keeps_duties_here")
+@pytest.mark.slow
 def test_a_duty_that_takes_the_whole_board_is_reported_as_the_reason(tmp_path, coordinator, board):
     state = tmp_path / "state"
     state.mkdir()

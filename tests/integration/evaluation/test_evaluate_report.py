@@ -130,6 +130,7 @@ def test_files_are_audited_with_a_reference(report: dict[str, Any]) -> None:
     assert all("time_mape_passing" in row for row in report["transfers"])
 
 
+@pytest.mark.slow
 def test_small_files_and_files_without_audit_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse_a_dozen(profile: Profile, known: RooflinePredictor | None) -> list[SuspectRow]:
         if len(profile) == 12:
@@ -299,6 +300,7 @@ def test_a_file_of_several_batches_is_refused(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_file_that_states_its_batch_is_evaluated_with_every_method(tmp_path: Path) -> None:
     for stem, profile in {"big": measured("agx-orin", 420), "small": measured("orin-nano", 24)}.items():
         stated = Profile(profile.modes, profile.minibatch_ms, profile.power_mw, np.full(len(profile), 16))

@@ -117,6 +117,7 @@ def test_problems_are_counted_as_published(corpora: Path, training: str, inferen
 
 
 @pytest.mark.parametrize(("training", "inference"), first(1, PAIRS))
+@pytest.mark.slow
 def test_choices_are_found_and_break_nothing(corpora: Path, training: str, inference: str) -> None:
     read = {task: (path, read_profile(path)) for task, path in files(corpora, training, inference).items()}
     pair = PairCorpora.of(*(profile for _, profile in read.values()))

@@ -260,6 +260,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("with_kills", first(1, [False, True]), ids=["undisturbed", "with kills"])
+@pytest.mark.slow
 def test_one_line_enrols_a_board_and_revoking_it_ends_it(deployment: Deployment, with_kills: bool) -> None:
     device_id = f"nano-{int(with_kills)}"
     supernode_folder = deployment.enrol(device_id)

@@ -243,7 +243,7 @@ def test_nothing_is_learned_if_only_some_modules_are_wanted(messages: Messages, 
         assert len({server.pid for _ in range(5) for server in fork_servers() if messages.run(launcher)}) == 1
 
 
-@pytest.mark.parametrize("text", first(2, [THREADY, CONNECTING, WITH_A_DEVICE, STARTING]))
+@pytest.mark.parametrize("text", first(1, [THREADY, CONNECTING, WITH_A_DEVICE, STARTING]))
 def test_an_import_that_cannot_be_forked_is_left_out(messages: Messages, tmp_path: Path, text: str) -> None:
     libraries = tmp_path / "libraries"
     libraries.mkdir()

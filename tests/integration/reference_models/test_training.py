@@ -143,6 +143,7 @@ def test_the_command_stores_the_reference_and_prints_its_manifest(corpus_csv: Pa
     assert str(tmp_path) not in card + stored.manifest.decode()
 
 
+@pytest.mark.slow
 def test_without_json_the_command_prints_a_table(corpus_csv: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, options(corpus_csv, tmp_path / "nano"))
     assert result.exit_code == 0, result.output
@@ -177,6 +178,7 @@ def population_file(folder: Path, *corpora: str, **changed: object) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_population_is_learned_from_its_corpora(corpus_csv: Path, tmp_path: Path) -> None:
     write_profile(TARGET, corpus_csv.parent / "other.csv")
     listed = population_file(tmp_path, "other.csv", corpus_csv.name)
@@ -232,6 +234,7 @@ def test_a_directory_with_foreign_files_is_refused_before_fitting(
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_the_shipped_reference_matches_a_fit_to_its_corpus(corpora: Path) -> None:
     artefact = reference_models.load("agx_orin_resnet18")
     corpus = read_profile(corpora / "agx_orin_resnet18.csv")

@@ -112,6 +112,7 @@ def _has_length(device: view_pb2.DeviceView) -> bool:
     return any(each.HasField("minibatches_per_epoch") for each in device.workloads)
 
 
+@pytest.mark.slow
 def test_a_node_with_the_socket_of_another_device_is_left_out_of_the_round(folder: Path, fits_once: None) -> None:
     everyone = PolicySettings(name="all")
     with running_fleet(folder, FLEET, policy=everyone, site_budget_w=200.0, minibatches_per_epoch=None) as fleet:
@@ -198,6 +199,7 @@ def test_rounds_hold_the_watts_and_train(folder: Path, fits_in_this_process: Non
         assert kept.minibatch_ms * known.minibatches_per_epoch / 1e3 == pytest.approx(front.epoch_s)
 
 
+@pytest.mark.slow
 def test_another_strategy_and_a_broken_node(folder: Path, fits_once: None) -> None:
     with running_fleet(folder, FLEET, policy=PolicySettings(name="all"), site_budget_w=200.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
@@ -385,6 +387,7 @@ def test_a_second_network_trains_on_the_same_boards_without_another_installation
 
 
 @pytest.mark.usefixtures("fits_in_this_process")
+@pytest.mark.slow
 def test_two_networks_share_the_boards_at_the_same_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with fresh_fleet(tmp_path) as fleet, ThreadPoolExecutor(2) as pool:
         vision = pool.submit(train_app, fleet, VISION, "vision", 1_000_000, 3, RUN_A)

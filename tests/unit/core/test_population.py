@@ -562,6 +562,7 @@ def test_rows_that_no_parameters_explain_are_ignored() -> None:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_resnet_on_the_orin_nano_is_better_known_with_rows_of_the_agx_orin(corpora: Path) -> None:
     errors = [
         (case_errors_pct(case, False), case_errors_pct(case, True))

@@ -115,7 +115,15 @@ def test_a_board_that_only_serves_answers_as_the_queueing_theory_says():
 @pytest.mark.parametrize("seed", first(1, [0, 1]))
 @pytest.mark.parametrize(
     ("name", "arrival_per_s", "latency_ms", "budget_w"),
-    [("mobilenetv3", 60, 1000, 30), ("mobilenetv3", 30, 200, 35), ("resnet", 60, 300, 40), ("resnet", 120, 500, 45)],
+    first(
+        2,
+        [
+            ("mobilenetv3", 60, 1000, 30),
+            ("resnet", 120, 500, 45),
+            ("mobilenetv3", 30, 200, 35),
+            ("resnet", 60, 300, 40),
+        ],
+    ),
 )
 def test_a_planned_board_keeps_its_duty_and_trains_what_was_planned(seed, name, arrival_per_s, latency_ms, budget_w):
     device = SimulatedDevice("agx-orin", seed)

@@ -216,6 +216,7 @@ def figures(command: str, target_like_the_shipped: Path, *references: object, ru
     } | {name: found[name] for name in ("over_budget_1w_pct",) if name in found}
 
 
+@pytest.mark.slow
 def test_a_mixture_is_about_as_good_as_its_best_reference(target_like_the_shipped: Path, odd: Path) -> None:
     best, worst = (
         figures("transfer", target_like_the_shipped, SHIPPED),
