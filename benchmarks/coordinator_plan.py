@@ -41,6 +41,26 @@ def coordinator_plan_ms(devices: int, workloads: int, repeats: int, make_front: 
     return min(of_one), min(of_several)
 
 
+def snapshot_ms(devices: int, repeats: int, make_front: MakeFront) -> tuple[float, float]:
+    """Return the milliseconds for which each form of a snapshot holds the coordinator's loop before a plan.
+
+    Returns:
+        the copy of the fleet, which is taken, and the request made from the fleet, which would be the alternative. Each
+        is the minimum of several repeats.
+    """
+    fleet, nodes = _fleet(devices, 1, make_front), list(range(devices))
+
+    def least_ms(take: Callable[[], object]) -> float:
+        times_s = []
+        for _ in range(repeats):
+            begun_s = process_time()
+            take()
+            times_s.append(process_time() - begun_s)
+        return 1e3 * min(times_s)
+
+    return least_ms(fleet.copy), least_ms(lambda: fleet.flower.request_round(_name(0), 1, nodes, 1.0))
+
+
 def _fleet(devices: int, workloads: int, make_front: MakeFront) -> Fleet:
     chance = np.random.default_rng(devices)
     fleet = Fleet(Allowance.of_site(_W_PER_DEVICE * devices), FastestK((devices + 1) // 2))

@@ -44,7 +44,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
 from threadpoolctl import threadpool_limits
 
-from benchmarks.coordinator_plan import coordinator_plan_ms
+from benchmarks.coordinator_plan import coordinator_plan_ms, snapshot_ms
 from wattfleet.core.budgets import Supplies, Supply
 from wattfleet.core.choosing import Front
 from wattfleet.core.planning import (
@@ -128,6 +128,12 @@ def measure(devices: Sequence[int], points: int, repeats: int, instances: int, w
             else (None, None)
             for size in devices
         ]
+        snapshots_ms = [
+            snapshot_ms(size, repeats, lambda chance: _front(chance, points))
+            if size <= _MOST_COORDINATED
+            else (None, None)
+            for size in devices
+        ]
         timed = [_times(size, points, repeats) for size in devices]
         gaps = np.array([gap for seed in range(instances) for gap in _gaps(seed)])
     curves_ms, ms, plan_ms, progress_ms, own_epochs_ms, useful_ms = map(list, zip(*timed, strict=True))
@@ -143,6 +149,8 @@ def measure(devices: Sequence[int], points: int, repeats: int, instances: int, w
         "coordinator_ms": [several_ms for _, several_ms in coordinator_ms],
         "coordinator_of_one_ms": [one_ms for one_ms, _ in coordinator_ms],
         "workloads": workloads,
+        "copy_ms": [copy_ms for copy_ms, _ in snapshots_ms],
+        "request_ms": [request_ms for _, request_ms in snapshots_ms],
         "useful_ms": useful_ms,
         "growth": _growth(devices, ms),
         "gap_pct": gap_pct,
@@ -275,6 +283,8 @@ def _table(figures: dict[str, object]) -> Table:
         "own_epochs_ms": "Own epochs",
         "coordinator_of_one_ms": "At a coordinator",
         "coordinator_ms": f"The same, workloads: {figures['workloads']}",
+        "copy_ms": "Copy of the fleet",
+        "request_ms": "Request",
         "useful_ms": "Most useful set",
     }
     for title in columns.values():
