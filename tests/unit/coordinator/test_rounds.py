@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from enum import Enum
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -19,6 +20,7 @@ from tests.fakes.fleets import front
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from tests.fakes.small_fleet import make_ready as make_ready_in
 from tests.fakes.stored_records import finished_round, planned_round
+from wattfleet.common.settings.model import Group
 from wattfleet.core.budgets import InForce
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.planning import Allowance, History
@@ -377,6 +379,31 @@ def test_a_fleet_that_was_copied_goes_its_own_way() -> None:
     let_go(copied)
     assert (list(fleet.rounds.records), len(fleet.rounds.cache.history(RUN).rounds)) == ([f"{RUN}/1"], 1)
     assert len(copied.rounds.cache.history(RUN).rounds) == 3
+
+
+def changeable_within(part: object, found: dict[int, object]) -> dict[int, object]:
+    """All containers that a fleet consists of, by their identity, except those within frozen records."""
+    kind = type(part)
+    if id(part) in found or (is_dataclass(kind) and kind.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        return found
+    if isinstance(part, dict | list | set):
+        found[id(part)] = part
+        for each in part.values() if isinstance(part, dict) else part:
+            changeable_within(each, found)
+    elif kind.__module__.startswith("coordinator.") and hasattr(part, "__dict__"):
+        found[id(part)] = part
+        for each in vars(part).values():
+            changeable_within(each, found)
+    return found
+
+
+@pytest.mark.usefixtures("two_rounds_at_hand")
+def test_a_copy_shares_nothing_that_can_change() -> None:
+    fleet = small_fleet()
+    train(fleet, 1)
+    parts, copied = changeable_within(fleet, {}), changeable_within(fleet.copy(), {})
+    assert len(parts) == len(copied) > 30
+    assert not [part for identity, part in parts.items() if identity in copied and not isinstance(part, Enum | Group)]
 
 
 @pytest.mark.usefixtures("two_rounds_at_hand")
