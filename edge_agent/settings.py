@@ -116,7 +116,7 @@ class WorkloadSettings(Group):
     )
 
 
-class SessionSettings(Group):
+class ConnectionSettings(Group):
     """Session: the connection to the coordinator."""
 
     coordinator: str | None = setting(
@@ -175,7 +175,7 @@ class AgentSettings(Settings):
     device: DeviceSettings
     profile: ProfileSettings = ProfileSettings()
     workload: WorkloadSettings = WorkloadSettings()
-    session: SessionSettings = SessionSettings()
+    session: ConnectionSettings = ConnectionSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from coordinator.display.words import RunNames
+from coordinator.display.words import RunNames, Values
 from wattfleet.common.console import count_of, energy_text
 from wattfleet.core.planning import Assignment, Decision, RoundPlan
 from wattfleet_proto.convert import (
@@ -20,8 +20,6 @@ from wattfleet_proto.convert import (
 )
 from wattfleet_proto.names import is_stopped
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, power_pb2, session_pb2, view_pb2
-
-Values = dict[str, Any]
 
 HEAVY_FIELDS = ("front", "workloads", "presets")
 """Fields of a device's message with values of their own: `front_values`, `device_workload_values`, `preset_values`."""

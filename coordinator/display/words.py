@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wattfleet.common.console import duration_text
 from wattfleet_proto.device_state import READINGS, BoardSample
 from wattfleet_proto.names import COOL_C, HOT_C, is_to_measure, plan_in_words
 
-if TYPE_CHECKING:
-    from coordinator.display.values import Values
+Values = dict[str, Any]
+"""Fields of a message by name, as `coordinator.display.values` makes them."""
 
 
 # --- Wording ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coordinator.display.values import (
-    Values,
     device_workload_values,
     event_values,
     front_values,
@@ -31,6 +30,7 @@ from coordinator.display.words import (
     STATES,
     TROUBLES,
     RunNames,
+    Values,
     behind,
     device_facts,
     flags,
@@ -376,11 +376,7 @@ async def events(request: Request) -> Response:
 
 
 async def _found(snapshots: Snapshots, asked: dict[str, str], names: RunNames) -> list[Values]:
-    """The events that a filter keeps, newest first.
-
-    Raises:
-        InvalidInputError: the kind or the supply does not exist.
-    """
+    """The events that a filter keeps, newest first."""
     wanted = view_pb2.ListEventsRequest(
         kinds=[asked["kind"]] if asked["kind"] else (),
         device_id=asked["device"],

@@ -17,11 +17,11 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from coordinator.display.values import Values
 from coordinator.display.words import (
     POWER_OFF,
     THROTTLED_WITHIN_S,
     TIME_OFF,
+    Values,
     age,
     date_and_time,
     exceeded_allowed_watts,

@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.display.values import (
-    Values,
     assumption,
     is_over_budget,
     preview_values,
@@ -26,7 +25,7 @@ from coordinator.display.values import (
     run_values,
     slowest_first,
 )
-from coordinator.display.words import RunNames, has_labels
+from coordinator.display.words import RunNames, Values, has_labels
 from coordinator.errors import UnknownRecordError
 from coordinator.page.plots import Timeline, drawn
 from coordinator.page.queries import Queries, page_of
@@ -172,11 +171,7 @@ def _text_in(params: QueryParams, name: str) -> str:
 
 
 def _request_of(asked: Mapping[str, str], budgets: Mapping[str, str]) -> operator_pb2.PreviewPlanRequest:
-    """Convert a filled form to a request.
-
-    Raises:
-        InvalidInputError: a field is not a valid number.
-    """
+    """Convert a filled form to a request."""
     clients = _number_in(asked["clients"], "the number of devices")
     if clients is not None and clients != int(clients):
         raise InvalidInputError(f"the number of devices must be whole, not {clients:g}")

@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
-from coordinator.display.values import Values, budget_values, run_totals, run_values, tagged_device_values
-from coordinator.display.words import as_tree
+from coordinator.display.values import budget_values, run_totals, run_values, tagged_device_values
+from coordinator.display.words import Values, as_tree
 from coordinator.errors import UnknownRecordError
 from coordinator.page.plots import drawn
 from coordinator.page.queries import Queries

@@ -177,11 +177,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             yield view_pb2.ListEventsResponse(events=map(_event, found[begin : begin + _EVENTS_IN_A_MESSAGE]))
 
     def _event_filter(self, request: view_pb2.ListEventsRequest) -> EventFilter:
-        """Convert a request.
-
-        Raises:
-            InvalidInputError: a kind or the supply does not exist, or the time is not valid.
-        """
+        """Convert a request."""
         for kind in request.kinds:
             if kind not in EVENT_KINDS:
                 raise InvalidInputError(f"unknown kind of event {abbreviate(kind)}: use {', '.join(EVENT_KINDS)}")
@@ -200,11 +196,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         )
 
     async def _one_round(self, request: view_pb2.StreamRoundsRequest, times: Mapping[str, Times]) -> view_pb2.RoundView:
-        """Get one round of a run, with or without a plan.
-
-        Raises:
-            UnknownRecordError: the run has no such round.
-        """
+        """Get one round of a run, with or without a plan."""
         run_id, number = request.run_id, request.round
         if self._fleet.unplanned.is_known(run_id, number):
             async for view in self._unplanned_view(number, request):

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.state.records import DeviceRecord
-from coordinator.state.rounds.grants import Measuring
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import MeasuredUnit, Measurement
 from wattfleet.core.planning import Allowance, Assignment, Offer, plan_measuring
-from wattfleet_proto.limits import MAX_OTHER_KINDS, MAX_UNITS, SURVEY_MODES
+from wattfleet_proto.limits import MAX_OTHER_KINDS, MAX_UNITS, SURVEY_MODES, MeasuringLimits
 
 # --- Shared modes -----------------------------------------------------------------------------------------------------
 # The measured modes that devices learn from each other: those of their kind, and of other kinds of board.
@@ -128,7 +127,7 @@ class MeasuringPlan:
     """
 
     assignments: Sequence[Assignment]
-    measuring: Mapping[str, Measuring]
+    measuring: Mapping[str, MeasuringLimits]
     waiting: int
     not_ready: int
 
@@ -148,7 +147,7 @@ class MeasuringRequest:
 
     epochs: float
     offers: Sequence[Offer]
-    measuring: Mapping[str, Measuring]
+    measuring: Mapping[str, MeasuringLimits]
     nodes: Mapping[str, int]
     allowance: Allowance
     not_ready: int
@@ -162,7 +161,7 @@ class MeasuringRequest:
 
 def survey_of(
     offers: Sequence[Offer], devices: Mapping[str, DeviceRecord], longest_s: float, measured: Collection[str]
-) -> dict[str, Measuring]:
+) -> dict[str, MeasuringLimits]:
     """The devices that do not know a workload, and what each should learn of it before the first plan.
 
     Args:
@@ -176,19 +175,19 @@ def survey_of(
     """
     if not 0 < longest_s < math.inf:
         raise InvalidInputError(f"a survey lasts a finite number of seconds above 0, not {longest_s:g}")
-    found: dict[str, Measuring] = {}
+    found: dict[str, MeasuringLimits] = {}
     kinds = {device_id: (device.board, device.provenance) for device_id, device in devices.items()}
     measuring = Counter(kinds[device_id] for device_id in measured)
     for offer in sorted(offers, key=lambda offer: offer.device_id):
         kind = kinds[offer.device_id]
         measures = not offer.profiled_modes and measuring[kind] < SURVEYED_OF_KIND
         if measures or offer.is_length_assumed:
-            found[offer.device_id] = Measuring(SURVEY_MODES if measures else 0, longest_s)
+            found[offer.device_id] = MeasuringLimits(SURVEY_MODES if measures else 0, longest_s)
         measuring[kind] += measures
     return found
 
 
-def unmeasured_of(offers: Sequence[Offer], modes: int, rounds_s: Sequence[float]) -> dict[str, Measuring]:
+def unmeasured_of(offers: Sequence[Offer], modes: int, rounds_s: Sequence[float]) -> dict[str, MeasuringLimits]:
     """The devices that have measured fewer modes than they should, and how many remain.
 
     Args:
@@ -199,7 +198,7 @@ def unmeasured_of(offers: Sequence[Offer], modes: int, rounds_s: Sequence[float]
     """
     longest_s = max(rounds_s, default=_UNTIL_STOPPED_S)
     return {
-        offer.device_id: Measuring(modes - offer.profiled_modes, longest_s)
+        offer.device_id: MeasuringLimits(modes - offer.profiled_modes, longest_s)
         for offer in offers
         if offer.profiled_modes < modes
     }

@@ -428,11 +428,7 @@ def _read_identities(copy: Path) -> Known | None:
 
 
 def _require_known_version(draft: Path, backup: Path) -> None:
-    """Check that this version of Wattfleet knows the tables of a backup.
-
-    Raises:
-        InvalidInputError: a newer version has written the backup.
-    """
+    """Check that this version of Wattfleet knows the tables of a backup."""
     engine = open_engine(database_url(draft))
     try:
         with typed_opening_errors(str(backup)), engine.execution_options(**READS).connect() as connection:

@@ -61,15 +61,15 @@ from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin
 from coordinator.store.tables import (
     BudgetOverride,
     ClockRecord,
-    Device,
     DeviceFront,
     DeviceOverridesRow,
+    DeviceRow,
     GivenUpTrainingRow,
     GrantLifetimeRow,
     Node,
     Observation,
-    Reference,
     ReferencePin,
+    ReferenceRow,
     Round,
     Run,
     Statements,
@@ -271,7 +271,7 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
     for row in connection.execute(by_time):
         if (known := _front(row)) is not None:
             fronts.setdefault(row.device_id, []).append(known)
-    devices = connection.execute(select(Device.__table__)).all()
+    devices = connection.execute(select(DeviceRow.__table__)).all()
     nodes = connection.execute(select(Node.__table__).order_by(Node.bound_at)).all()
     return StoredState(
         devices=[tables.device_record(row, fronts.get(row.device_id, ())) for row in devices],
@@ -286,7 +286,7 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
             row.supply: tables.record_of(Override, row) for row in connection.execute(select(BudgetOverride.__table__))
         },
         references=[
-            tables.record_of(PublishedReference, row) for row in connection.execute(select(Reference.__table__))
+            tables.record_of(PublishedReference, row) for row in connection.execute(select(ReferenceRow.__table__))
         ],
         pinned=connection.scalars(select(ReferencePin.digest).order_by(ReferencePin.rank)).all(),
         unplanned=unplanned(connection),
@@ -530,7 +530,7 @@ class Store:
             for device_id, before in stored.items()
             for name in {each.name for each in before} - {each.name for each in fronts[device_id]}
         ]
-        references = [tables.row_of(Reference, each) for each in records if isinstance(each, PublishedReference)]
+        references = [tables.row_of(ReferenceRow, each) for each in records if isinstance(each, PublishedReference)]
         with self._transaction() as connection:
             # First, because a forgotten device may have enrolled again since.
             for deletion in self._statements.forgotten if forgotten else ():
@@ -673,12 +673,7 @@ class Store:
 
 
 def _open_file(connection: Connection, path: Path, check_rows: bool) -> None:
-    """Check an SQLite file, and upgrade its tables after copying the file.
-
-    Raises:
-        DamagedStoreError: the file does not contain what was written to it.
-        InvalidInputError: the file was written by a newer version, or is not a store.
-    """
+    """Check an SQLite file, and upgrade its tables after copying the file."""
     file = driver_connection(connection)
     require_undamaged(file, str(path), check_rows)
     version = version_of(connection)

@@ -121,7 +121,7 @@ class Base(DeclarativeBase):
     type_annotation_map = {str: AnyText, int: Count, datetime: UtcTime, bytes: LargeBinary}
 
 
-class Device(Base):
+class DeviceRow(Base):
     """A device in its newest state."""
 
     __tablename__ = "device"
@@ -254,7 +254,7 @@ class BudgetOverride(Base):
     checksum: Mapped[int | None]
 
 
-class Reference(Base):
+class ReferenceRow(Base):
     """A published reference predictor."""
 
     __tablename__ = "reference"
@@ -396,14 +396,14 @@ class Statements:
             dialect: sqlite or postgresql.
         """
         self._insert = _INSERT[dialect]
-        self.device = self._replacing(Device, "device_id")
+        self.device = self._replacing(DeviceRow, "device_id")
         self.front = self._replacing(DeviceFront, "device_id", "workload")
         self.no_front = delete(DeviceFront).where(
             DeviceFront.device_id == bindparam("of_device"), DeviceFront.workload == bindparam("gone")
         )
         self.forgotten = [
             delete(table).where(table.device_id == bindparam("gone"))
-            for table in (Device, DeviceFront, DeviceOverridesRow, Node)
+            for table in (DeviceRow, DeviceFront, DeviceOverridesRow, Node)
         ]
         self.node = self._replacing(Node, "node_id")
         self.run = self._replacing(Run, "run_id")
@@ -412,7 +412,7 @@ class Statements:
         self.observation = self._replacing(Observation, "plan_id", "device_id")
         self.device_overrides = self._replacing(DeviceOverridesRow, "device_id")
         self.override = self._replacing(BudgetOverride, "supply")
-        self.reference = self._replacing(Reference, "digest")
+        self.reference = self._replacing(ReferenceRow, "digest")
         self.given_up = self._replacing(GivenUpTrainingRow, "device_id")
         self.not_given_up = delete(GivenUpTrainingRow).where(GivenUpTrainingRow.device_id == bindparam("gone"))
         self.grant_lifetime = self._replacing(GrantLifetimeRow, "only")
@@ -443,7 +443,7 @@ class Statements:
 TimesOf = Executable
 """A query for ids, each with its first and its last time."""
 
-OF_DEVICES: TimesOf = select(Device.device_id, Device.first_seen_at, Device.last_seen_at)
+OF_DEVICES: TimesOf = select(DeviceRow.device_id, DeviceRow.first_seen_at, DeviceRow.last_seen_at)
 OF_NODES: TimesOf = select(Node.node_id, Node.bound_at, Node.bound_at)
 OF_RUNS: TimesOf = select(Run.run_id, Run.started_at, Run.finished_at)
 
@@ -524,7 +524,7 @@ def _fields(kind: Any) -> list[str]:
 
 def device_values(record: DeviceRecord) -> Values:
     """The column values of a device, without its fronts and its times."""
-    return row_of(Device, record, state=record.state.value)
+    return row_of(DeviceRow, record, state=record.state.value)
 
 
 def device_record(row: Row[Any], fronts: Iterable[WorkloadFront]) -> DeviceRecord:
@@ -772,7 +772,7 @@ def save_single_rows(connection: Connection, statements: Statements, records: Se
                 ranked = [{"rank": rank, "digest": digest} for rank, digest in enumerate(record.digests, 1)]
                 connection.execute(insert(ReferencePin), ranked)
         elif isinstance(record, RemovedReference):
-            connection.execute(delete(Reference).where(Reference.digest == record.digest))
+            connection.execute(delete(ReferenceRow).where(ReferenceRow.digest == record.digest))
         elif isinstance(record, GrantLifetime):
             connection.execute(statements.grant_lifetime, [{"only": 1, "lifetime_s": record.lifetime_s}])
     given_up = [record for record in records if isinstance(record, GivenUpTraining)]

@@ -38,7 +38,7 @@ from edge_agent.runtime.states import (
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.grants import AgentGrant
-from edge_agent.settings import SessionSettings
+from edge_agent.settings import ConnectionSettings
 from edge_agent.training.training import PowerNotReadError, TrainingRunner
 from wattfleet.common.tasks import background_task, run_uncancelled, shield_until_done
 from wattfleet.core.errors import InvalidInputError, WattfleetError
@@ -316,7 +316,7 @@ class DeviceTrainings:
         session: CoordinatorSession,
         workloads: Workloads,
         supervisor: RecoverySupervisor,
-        settings: SessionSettings = SessionSettings(),
+        settings: ConnectionSettings = ConnectionSettings(),
     ) -> None:
         """Set up the trainings of one device.
 

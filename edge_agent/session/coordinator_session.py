@@ -18,7 +18,7 @@ from edge_agent.session.certificate_keeper import Connect, RevokedCertificates
 from edge_agent.session.grants import GrantKeeper
 from edge_agent.session.outbox import Outbox, SessionPace, UnusableAnswerError, require_usable
 from edge_agent.session.status import SessionNews
-from edge_agent.settings import SessionSettings
+from edge_agent.settings import ConnectionSettings
 from edge_agent.workloads.loading import SHIPPED
 from wattfleet.common.console import plain_text
 from wattfleet.common.identity.channels import HandshakeError
@@ -201,7 +201,7 @@ class CoordinatorSession:
         hello: session_pb2.Hello,
         on_welcome: Callable[[session_pb2.Welcome], Awaitable[None]],
         outbox: Outbox,
-        settings: SessionSettings = SessionSettings(),
+        settings: ConnectionSettings = ConnectionSettings(),
         news: SessionNews | None = None,
         revoked: RevokedCertificates | None = None,
     ) -> None:

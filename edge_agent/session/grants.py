@@ -16,7 +16,7 @@ from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.modes import PowerMode, require_workload_name
 from wattfleet_proto.convert import mode_from_message, phase_to_message
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS
+from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS, MeasuringLimits
 from wattfleet_proto.names import is_to_measure, plan_in_words
 from wattfleet_proto.v1 import session_pb2
 
@@ -36,19 +36,6 @@ _MOST_OVER = 1000
 
 class NoGrantError(WattfleetError):
     """The coordinator has granted no watts for a training, so it may not begin."""
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """The limits of the measurements in a training that is run in order to measure.
-
-    Attributes:
-        modes: the most modes to measure; 0 to learn only the facts of the app's loader.
-        longest_s: seconds after which no further measurement begins.
-    """
-
-    modes: int
-    longest_s: float
 
 
 @dataclass(frozen=True)
@@ -74,7 +61,7 @@ class AgentGrant:
     longest_s: float
     workload: str = ""
     batch: int = 0
-    measuring: Measuring | None = None
+    measuring: MeasuringLimits | None = None
     planned_s: float = 0.0
 
 
@@ -367,7 +354,7 @@ def _grant(message: session_pb2.Grant) -> AgentGrant:
     if len(message.plan_id) > MAX_PLAN_ID_CHARACTERS:  # every lease repeats it
         raise InvalidInputError(f"its plan's id has more than {MAX_PLAN_ID_CHARACTERS} characters")
     measuring = (
-        Measuring(message.measuring.modes, message.measuring.longest_s) if message.HasField("measuring") else None
+        MeasuringLimits(message.measuring.modes, message.measuring.longest_s) if message.HasField("measuring") else None
     )
     seconds = (message.longest_s, message.planned_s, 0.0 if measuring is None else measuring.longest_s)
     if not all(0 <= value < math.inf for value in (message.power_limit_w, *seconds)):

@@ -16,12 +16,11 @@ from edge_agent.devices.device import AppTraining, Device, PowerMeter, PowerTrac
 from edge_agent.learning.online_learner import Observed
 from edge_agent.profiling.journal import JournalError
 from edge_agent.profiling.profiler import ProductiveProfiler
-from edge_agent.session.grants import Measuring
 from edge_agent.workloads.loading import StepTimes
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH, PowerMode, Workload
 from wattfleet.core.prediction import first_minibatch_s, steady_minibatch_s
-from wattfleet_proto.limits import LONGEST_FACTOR, SURVEY_MODES
+from wattfleet_proto.limits import LONGEST_FACTOR, SURVEY_MODES, MeasuringLimits
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +198,7 @@ class _Running:
     loader: _LoaderHandled | None = None
     measurements_ended: bool = False
     shared: Hashable = None
-    measuring: Measuring | None = None
+    measuring: MeasuringLimits | None = None
     planned_s: float = 0.0
     own_minibatch_s: float = 0.0
     began_s: float = 0.0
@@ -256,7 +255,7 @@ class TrainingRunner:
         mode: PowerMode,
         epochs: float,
         power_limit_w: float,
-        measuring: Measuring | None = None,
+        measuring: MeasuringLimits | None = None,
         planned_s: float = 0.0,
     ) -> None:
         """Apply the mode and start to observe; an unfinished training is abandoned.
@@ -504,7 +503,7 @@ class TrainingRunner:
         if running.undisturbed is None and (in_own_mode or not running.profiler.measuring):
             running.undisturbed = _Undisturbed(self._device.clock.now_s(), running.reported)
 
-    def _measure_on(self, running: _Running, measuring: Measuring) -> None:
+    def _measure_on(self, running: _Running, measuring: MeasuringLimits) -> None:
         """Continue a training that is run in order to measure with the next modes, or end its measurements."""
         profiler = running.profiler
         assert profiler is not None, "modes are measured"

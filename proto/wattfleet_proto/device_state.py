@@ -49,7 +49,7 @@ class GrantPhase(str, Enum):
 
 
 @dataclass(frozen=True)
-class Reading:
+class SensorReading:
     """One value of a sample.
 
     Attributes:
@@ -78,7 +78,7 @@ class Reading:
 
 
 def _reading(text: str, metric: str, words: str = "", **others: Any) -> Any:
-    return field(default=None, metadata={"reading": Reading(text, metric, words, **others)})
+    return field(default=None, metadata={"reading": SensorReading(text, metric, words, **others)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class BoardSample:
     )
 
 
-READINGS: Mapping[str, Reading] = {
+READINGS: Mapping[str, SensorReading] = {
     each.name: each.metadata["reading"] for each in fields(BoardSample) if "reading" in each.metadata
 }
 """The readings of a sample by name, in the order in which they are shown; the mode is none."""
@@ -126,15 +126,15 @@ def _of_mode(knob: Callable[[PowerMode], float]) -> Callable[[BoardSample], floa
     return lambda sample: None if sample.mode is None else knob(sample.mode)
 
 
-FIGURES: tuple[tuple[Reading, Callable[[BoardSample], float | None]], ...] = (
+FIGURES: tuple[tuple[SensorReading, Callable[[BoardSample], float | None]], ...] = (
     (
-        Reading("1 while the board's power can be read, else 0", "power_readable"),
+        SensorReading("1 while the board's power can be read, else 0", "power_readable"),
         lambda sample: sample.power_w is not None,
     ),
-    (Reading("Number of CPU cores that are online", "online_cores"), _of_mode(lambda mode: mode.cores)),
-    (Reading("CPU clock of the mode in force", "cpu_clock_hertz"), _of_mode(lambda mode: mode.cpu_khz * 1e3)),
-    (Reading("GPU clock of the mode in force", "gpu_clock_hertz"), _of_mode(lambda mode: mode.gpu_hz)),
-    (Reading("Memory clock of the mode in force", "memory_clock_hertz"), _of_mode(lambda mode: mode.mem_hz)),
+    (SensorReading("Number of CPU cores that are online", "online_cores"), _of_mode(lambda mode: mode.cores)),
+    (SensorReading("CPU clock of the mode in force", "cpu_clock_hertz"), _of_mode(lambda mode: mode.cpu_khz * 1e3)),
+    (SensorReading("GPU clock of the mode in force", "gpu_clock_hertz"), _of_mode(lambda mode: mode.gpu_hz)),
+    (SensorReading("Memory clock of the mode in force", "memory_clock_hertz"), _of_mode(lambda mode: mode.mem_hz)),
     *((reading, attrgetter(name)) for name, reading in READINGS.items()),
 )
 """What is exported as metrics, and how a sample says it; None is not exported."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 # --- Loader limits ----------------------------------------------------------------------------------------------------
 # Limits of what a loader says of itself: a ClientApp leaves out what exceeds them, since the agent refuses it.
 
@@ -26,6 +28,19 @@ current one."""
 SURVEY_MODES = 5
 """Modes that a device measures before a run's first plan; about as many as one fit chooses. A device that has measured
 fewer may make a round longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuringLimits:
+    """The limits of the measurements in a training that is run in order to measure.
+
+    Attributes:
+        modes: the most modes to measure; 0 to learn only the facts of the app's loader.
+        longest_s: seconds after which no further measurement begins.
+    """
+
+    modes: int
+    longest_s: float
 
 
 # --- Message sizes ----------------------------------------------------------------------------------------------------

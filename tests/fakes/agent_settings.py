@@ -11,10 +11,10 @@ import pytest
 from edge_agent.runtime import device_trainings, recovery_supervisor
 from edge_agent.settings import (
     AgentSettings,
+    ConnectionSettings,
     DeviceSettings,
     MetricsSettings,
     ProfileSettings,
-    SessionSettings,
     WorkloadSettings,
 )
 
@@ -52,7 +52,7 @@ def agent_settings(
         ),
         profile=ProfileSettings(minibatches_per_epoch=minibatches_per_epoch, modes_first=modes_first),
         workload=WorkloadSettings(max_workloads=max_workloads),
-        session=SessionSettings(
+        session=ConnectionSettings(
             coordinator=coordinator,
             reference_retry_s=reference_retry_s,
             insecure=insecure,

@@ -33,7 +33,7 @@ from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.states import ProfileEnded, StateReporter
 from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.grants import GrantKeeper
-from edge_agent.settings import SessionSettings, WorkloadSettings
+from edge_agent.settings import ConnectionSettings, WorkloadSettings
 from edge_agent.training.training import TrainingRunner
 from tests.fakes.agent_settings import waiting_times
 from tests.fakes.fittings import FittingOnce
@@ -168,7 +168,7 @@ def agent_at(
                 )
             ],
         )
-        settings = SessionSettings(stop_timeout_s=stop_timeout_s)
+        settings = ConnectionSettings(stop_timeout_s=stop_timeout_s)
         agent.device_trainings = DeviceTrainings("orin-nano-0", watch, reports, agent.workloads, supervisor, settings)
         agent.trainings = trainings = AppTrainings("orin-nano-0")
         async with aclosing(supervisor), trainings.served_by(agent.device_trainings), serve_socket(socket, trainings):

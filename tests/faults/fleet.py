@@ -23,7 +23,7 @@ from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.grants import AgentGrant, NoGrantError
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import SessionNews
-from edge_agent.settings import SessionSettings
+from edge_agent.settings import ConnectionSettings
 from tests.fakes.connections import FaultyLink, faulty_link
 from tests.fakes.fleets import front
 from tests.fakes.flower_in_process import OneRunGrid, trained
@@ -108,7 +108,7 @@ class Device:
         self.welcomes = 0
         self.outbox = Outbox(NoFile(folder))
         self._grant_wait_s = pace.grant_wait_s
-        settings = SessionSettings(silence_timeout_s=pace.silence_s)
+        settings = ConnectionSettings(silence_timeout_s=pace.silence_s)
         hello = session_pb2.Hello(
             device_id=device_id,
             board=BOARD,

@@ -21,7 +21,7 @@ from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.references import reference_of_digest
 from edge_agent.session.status import LatestWelcome, WelcomeFile
-from edge_agent.settings import SessionSettings
+from edge_agent.settings import ConnectionSettings
 from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
 from tests.fakes.coordinator_in_process import REFERENCE, on_loop
 from tests.fakes.duties import DutyAgent, duty, duty_agent_at
@@ -99,7 +99,7 @@ def test_no_coordinator_fails_an_agent_session(tmp_path: Path, campaign: Campaig
 async def _no_coordinator_fails_an_agent_session(tmp_path: Path, campaign: Campaign) -> None:
     hostile_coordinator = HostileCoordinator()
     hello = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, installation="a" * 32)
-    settings = SessionSettings(silence_timeout_s=0.2)
+    settings = ConnectionSettings(silence_timeout_s=0.2)
     async with hostile_coordinator.served() as address:
         with service_log() as log, bounded_memory():
             for hostile in campaign.inputs(at_least=10):

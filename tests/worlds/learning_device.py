@@ -24,7 +24,7 @@ from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.profiling.stored_profile import WorkloadFolders, own_rows
 from edge_agent.runtime.device_trainings import GrantedTraining
 from edge_agent.runtime.readiness import Readiness
-from edge_agent.session.grants import AgentGrant, Measuring
+from edge_agent.session.grants import AgentGrant
 from edge_agent.settings import WorkloadSettings
 from edge_agent.workloads.loading import StepTimes
 from tests.fakes.boards import ScriptedDevice
@@ -34,6 +34,7 @@ from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import ModeArray, PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
 from wattfleet.core.prediction import Artefact, Prediction
 from wattfleet_proto.convert import workload_from_message
+from wattfleet_proto.limits import MeasuringLimits
 from wattfleet_proto.v1 import local_pb2, session_pb2
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class Knobs:
         mode: PowerMode,
         epochs: float,
         power_limit_w: float,
-        measuring: Measuring | None = None,
+        measuring: MeasuringLimits | None = None,
         planned_s: float = 0.0,
     ) -> None:
         self.is_lowered = False

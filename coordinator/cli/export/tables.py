@@ -16,13 +16,13 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from coordinator.display.values import (
     HEAVY_FIELDS,
-    Values,
     device_values,
     device_workload_values,
     round_parts,
     round_values,
     run_values,
 )
+from coordinator.display.words import Values
 from wattfleet.common.console import plain_text
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.planning import Assignment, SupplyUse

@@ -24,23 +24,11 @@ from coordinator.state.records import (
 )
 from wattfleet.core.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.limits import MeasuringLimits
 from wattfleet_proto.names import plan_id_to_measure
 
 # --- Device grant -----------------------------------------------------------------------------------------------------
 # One device's grant, and what the coordinator knows about its state.
-
-
-@dataclass(frozen=True, slots=True)
-class Measuring:
-    """The limits of the measurements in a training that is run in order to measure.
-
-    Attributes:
-        modes: the most modes to measure; 0 to learn only the facts of the app's loader.
-        longest_s: no measurement continues after this many seconds.
-    """
-
-    modes: int
-    longest_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +48,7 @@ class Grant:
     plan_id: str
     assignment: Assignment | None
     longest_s: float
-    measuring: Measuring | None = None
+    measuring: MeasuringLimits | None = None
     planned_s: float = 0.0
 
     @property
@@ -484,7 +472,7 @@ class Grants:
             longest_s = max(self._grants[device_id].grant.longest_s, self._longest_s(record.plan, assignment))
             self._issue(device_id, record.plan_id, assignment, longest_s, planned_s=_planned_s(record.plan))
 
-    def measure(self, run_id: str, assignments: Sequence[Assignment], measuring: Mapping[str, Measuring]) -> str:
+    def measure(self, run_id: str, assignments: Sequence[Assignment], measuring: Mapping[str, MeasuringLimits]) -> str:
         """Issue grants to measure; each training may also go on to its end.
 
         Args:
@@ -719,7 +707,7 @@ class Grants:
     def _continue_stopping(self, training: GivenUpTraining, limit_w: float) -> None:
         """Stop a training that an earlier process let measure; it counts with its watts until it is over."""
         assert training.plan_id is not None, "only trainings that are not over are stored"
-        self._issue(training.device_id, training.plan_id, None, 0.0, Measuring(0, 0.0))
+        self._issue(training.device_id, training.plan_id, None, 0.0, MeasuringLimits(0, 0.0))
         issued = self._grants[training.device_id]
         self._grants[training.device_id] = replace(issued, superseded_w=limit_w, is_given_up=True)
 
@@ -743,7 +731,7 @@ class Grants:
         plan_id: str,
         assignment: Assignment | None,
         longest_s: float,
-        measuring: Measuring | None = None,
+        measuring: MeasuringLimits | None = None,
         planned_s: float = 0.0,
     ) -> None:
         grant = Grant(self._next_id, plan_id, assignment, longest_s, measuring, planned_s)

@@ -27,7 +27,7 @@ from benchmarks.fleet.servers import HOST
 from benchmarks.fleet.swarm import Swarm
 from coordinator.settings import CoordinatorSettings
 from edge_agent.session import coordinator_session
-from edge_agent.settings import SessionSettings
+from edge_agent.settings import ConnectionSettings
 from tests.fakes.served import serving_client
 from tests.fakes.short_forms import first
 from wattfleet.common import tasks
@@ -113,7 +113,7 @@ def test_what_agents_say_is_what_the_coordinator_takes() -> None:
     assert [len(front_from_message(front.front.front)) for front in fronts] == [64] * 3
     assert [front.sequence for front in fronts] == [2, 3, 4]
     assert [workload_from_message(front.front.workload) for front in fronts] == [*map(requests.workload, range(3))]
-    private, settings = vars(coordinator_session), SessionSettings()
+    private, settings = vars(coordinator_session), ConnectionSettings()
     assert (agent.FIRST_BACKOFF_S, agent.MAX_BACKOFF_S) == (tasks.FIRST_S, tasks.MAX_S)
     assert agent.MAX_BACKOFF_OF_A_SMALL_FLEET_S == private["_MAX_BACKOFF_OF_A_SMALL_FLEET_S"]
     assert agent.SILENT_LEASES == private["_SILENT_LEASES"]

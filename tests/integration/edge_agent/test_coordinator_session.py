@@ -16,7 +16,7 @@ import pytest
 from edge_agent.session.certificate_keeper import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
-from edge_agent.settings import SessionSettings
+from edge_agent.settings import ConnectionSettings
 from tests.fakes.polling import eventually
 from wattfleet.common.identity.channels import Endpoint
 from wattfleet_proto.names import MAJOR, MINOR, own_version
@@ -26,7 +26,7 @@ from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 # The agent's session: it repeats unacknowledged reports and the latest state.
 
 
-IMPATIENT = SessionSettings(silence_timeout_s=0.2)
+IMPATIENT = ConnectionSettings(silence_timeout_s=0.2)
 HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, installation="a" * 32)
 
 
@@ -89,7 +89,7 @@ async def served(coordinator: Coordinator) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def session_at(
-    port: int, outbox: Outbox, settings: SessionSettings = SessionSettings()
+    port: int, outbox: Outbox, settings: ConnectionSettings = ConnectionSettings()
 ) -> AsyncIterator[tuple[CoordinatorSession, asyncio.Task[None]]]:
     async def on_welcome(welcome: session_pb2.Welcome) -> None:
         pass
@@ -106,7 +106,7 @@ async def session_at(
 
 @asynccontextmanager
 async def session_with(
-    coordinator: Coordinator, outbox: Outbox, settings: SessionSettings = SessionSettings()
+    coordinator: Coordinator, outbox: Outbox, settings: ConnectionSettings = ConnectionSettings()
 ) -> AsyncIterator[tuple[CoordinatorSession, asyncio.Task[None]]]:
     async with served(coordinator) as port, session_at(port, outbox, settings) as both:
         yield both

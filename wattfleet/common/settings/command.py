@@ -161,11 +161,7 @@ def _note(ctx: click.Context, option: _KeyOption, value: Any) -> Any:
 
 
 def _require_known_variables(ctx: click.Context, command: SettingsCommand) -> None:
-    """Refuse environment variables that look like settings but are not.
-
-    Raises:
-        InvalidInputError: there is such a variable.
-    """
+    """Refuse environment variables that look like settings but are not."""
     from wattfleet.common.settings.model import suggestion
     from wattfleet.core.errors import InvalidInputError
 

@@ -105,9 +105,6 @@ def _defaults(ctx: click.Context) -> dict[str, Any]:
     """Return the values of a command's options in the file, by parameter.
 
     This checks the whole group of the command, such as `coordinator`, and the names of the other groups.
-
-    Raises:
-        InvalidInputError: the file cannot be read, or has an unknown key or a value of another kind.
     """
     path = _path()
     tables = {} if path is None else _content(path)

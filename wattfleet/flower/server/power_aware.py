@@ -404,11 +404,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         return found
 
     def _refuse_unplanned(self, messages: Iterable[Message]) -> None:
-        """Refuse trainings that a strategy sends besides those that its `configure_train` has returned.
-
-        Raises:
-            PlanningError: there are such trainings.
-        """
+        """Refuse trainings that a strategy sends besides those that its `configure_train` has returned."""
         # In a round without a plan, while the coordinator is away, the messages have no assignments.
         allowed = () if self._sent is None or isinstance(self._sent, PlannedRound) else self._sent.node_ids
         if any(
@@ -560,11 +556,7 @@ class _PlannedGrid(WaitingGrid):
 
 
 def _arguments_of(start: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The arguments of a strategy's `start` by name, with its defaults; what it only passes on has Flower's names.
-
-    Raises:
-        TypeError: it does not take them.
-    """
+    """The arguments of a strategy's `start` by name, with its defaults; what it only passes on has Flower's names."""
     given = inspect.signature(start).bind(*args, **kwargs)
     flower = inspect.signature(Strategy.start).parameters
     passed_on = {each.kind for each in given.signature.parameters.values()} & {
@@ -587,11 +579,7 @@ def _arguments_of(start: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[
 
 
 def _require_current(strategy: Any) -> None:
-    """Make sure that a strategy is one of Flower's current API, and that its `start` can be planned.
-
-    Raises:
-        InvalidInputError: it is not.
-    """
+    """Make sure that a strategy is one of Flower's current API, and that its `start` can be planned."""
     kind = type(strategy)
     if isinstance(strategy, FedBuff) and kind.start is not FedBuff.start:
         raise InvalidInputError(
