@@ -47,7 +47,7 @@ from coordinator.lock_file import note_address
 from coordinator.metrics import coordinator_registry
 from coordinator.page.application import http_served
 from coordinator.page.queries import Queries
-from coordinator.references import Reference, ServedReferences, open_reference
+from coordinator.references.published import Reference, ServedReferences, open_reference
 from coordinator.repository.repository import FleetRepository, delete_old_runs_daily, drop_expired_hourly, open_store
 from coordinator.repository.writer import OWNER_CHECK_S, Writer
 from coordinator.service_figures import ServiceFigures
@@ -108,7 +108,7 @@ from wattfleet_proto.v1 import (
 )
 
 if TYPE_CHECKING:
-    from coordinator.reference_metadata import ReferenceMetadata
+    from coordinator.references.metadata import ReferenceMetadata
 
 _log = logging.getLogger(__name__)
 
@@ -460,7 +460,7 @@ def _metadata_in(folder: Path | None) -> ReferenceMetadata | None:
     if folder is None:
         return None
     # Imported here, because most coordinators do not need it.
-    from coordinator.reference_metadata import ReferenceMetadata
+    from coordinator.references.metadata import ReferenceMetadata
 
     return ReferenceMetadata(folder)
 

@@ -13,7 +13,7 @@ from wattfleet.common.console import count_of, print_json, print_line, terminal
 
 if TYPE_CHECKING:
     from coordinator.cli.client import CoordinatorClient
-    from coordinator.signing_folder import SigningFolder
+    from coordinator.references.signing_folder import SigningFolder
     from wattfleet.core.prediction import Artefact
     from wattfleet_proto.v1 import operator_pb2
 
@@ -63,8 +63,8 @@ def init(
 
     There are more root keys than have to sign together, so that a lost key can be replaced.
     """
-    from coordinator.reference_metadata import key_of_pem
-    from coordinator.signing_folder import SigningFolder
+    from coordinator.references.metadata import key_of_pem
+    from coordinator.references.signing_folder import SigningFolder
     from wattfleet.core.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
@@ -103,8 +103,8 @@ def rotate(
     json_: JsonOption = False,
 ) -> None:
     """Sign a new version of the root: with other keys, or with a later expiry if none is replaced."""
-    from coordinator.reference_metadata import key_of_pem
-    from coordinator.signing_folder import SigningFolder
+    from coordinator.references.metadata import key_of_pem
+    from coordinator.references.signing_folder import SigningFolder
     from wattfleet_proto.v1 import operator_pb2
 
     folder = SigningFolder(keys, key or ())
@@ -125,7 +125,7 @@ def rotate(
 @keys_app.command("show")
 def show(keys: KeysArgument, json_: JsonOption = False) -> None:
     """Show the keys and the signed references of a folder."""
-    from coordinator.signing_folder import SigningFolder
+    from coordinator.references.signing_folder import SigningFolder
 
     folder = SigningFolder(keys)
     if json_:
@@ -180,8 +180,8 @@ def sign_references(
     days: float | None,
 ) -> SigningFolder:
     """Sign references with an operator's folder, and have the coordinator serve the metadata."""
-    from coordinator.references import require_size
-    from coordinator.signing_folder import SigningFolder
+    from coordinator.references.published import require_size
+    from coordinator.references.signing_folder import SigningFolder
 
     for artefact in artefacts:
         require_size(artefact.digest[:12], artefact)
@@ -249,7 +249,7 @@ def publish(
     json_: JsonOption = False,
 ) -> None:
     """Upload the reference predictor in DIRECTORY. Agents use it once it is pinned."""
-    from coordinator.references import require_size
+    from coordinator.references.published import require_size
     from wattfleet.core.prediction import read_artefact
 
     artefact = read_artefact(directory)

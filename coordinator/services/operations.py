@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
 from coordinator.errors import QuotaExceededError, UnknownRecordError, UploadTimeoutError
 from coordinator.identity.access import certificate_of
-from coordinator.references import ServedReferences, check_published
+from coordinator.references.published import ServedReferences, check_published
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.audit import name_of_caller
 from coordinator.services.event_log import EventLog
@@ -38,7 +38,7 @@ from wattfleet_proto.limits import MAX_MANIFEST_BYTES, MAX_WEIGHTS_BYTES, PROFIL
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, session_pb2
 
 if TYPE_CHECKING:
-    from coordinator.reference_metadata import ReferenceMetadata
+    from coordinator.references.metadata import ReferenceMetadata
 
 
 # --- Reference uploads ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import grpc
 
 from coordinator.errors import ForeignDeviceError, StoreUnavailableError, UnknownRecordError
 from coordinator.identity.access import certificate_of, require_own
-from coordinator.references import ServedReferences
+from coordinator.references.published import ServedReferences
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.event_log import EventLog, StateTimes
 from coordinator.services.orders import Orders, ResponseStream
@@ -46,7 +46,7 @@ from wattfleet_proto.names import common_version
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
 if TYPE_CHECKING:
-    from coordinator.reference_metadata import ReferenceMetadata
+    from coordinator.references.metadata import ReferenceMetadata
 
 _log = logging.getLogger(__name__)
 

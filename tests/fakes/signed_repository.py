@@ -15,8 +15,8 @@ from tuf.api.metadata import Metadata, MetaFile, Snapshot, TargetFile, Targets, 
 
 import reference_models
 from coordinator.errors import UnknownRecordError
-from coordinator.reference_metadata import ReferenceMetadata, key_of_pem, load_key, signed_bytes
-from coordinator.signing_folder import SigningFolder
+from coordinator.references.metadata import ReferenceMetadata, key_of_pem, load_key, signed_bytes
+from coordinator.references.signing_folder import SigningFolder
 from edge_agent.session.references import AcceptedReferences, ReferenceStatus, ReferenceTrust, trust_root
 from wattfleet.core.prediction import Artefact
 from wattfleet_proto.names import target_names

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from coordinator.references import open_reference
+from coordinator.references.published import open_reference
 from wattfleet.common.stop_signals import handled_signals
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.simulation.baselines import BaselineTraining

@@ -21,12 +21,12 @@ import pytest
 import reference_models
 from coordinator import references
 from coordinator.errors import StoreFullError
-from coordinator.reference_check import check_in_child
-from coordinator.reference_metadata import ReferenceMetadata, key_of_pem, utc_now
-from coordinator.references import MAX_REFERENCES
+from coordinator.references.check import check_in_child
+from coordinator.references.metadata import ReferenceMetadata, key_of_pem, utc_now
+from coordinator.references.published import MAX_REFERENCES
+from coordinator.references.signing_folder import SigningFolder
 from coordinator.services import operations
 from coordinator.settings import CoordinatorSettings
-from coordinator.signing_folder import SigningFolder
 from coordinator.state.records import StoredRecord
 from coordinator.store.store import Store
 from tests.fakes.served import READY, Agent, Client, asked, command, fetch, served_with_shell, serving_client, status

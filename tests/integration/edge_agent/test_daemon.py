@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator.reference_metadata import utc_now
+from coordinator.references.metadata import utc_now
 from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
 from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE, REFERENCES_DIRECTORY, TRUST_DIRECTORY, WELCOME_FILE
 from edge_agent.profiling.journal import JournalError

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tuf.api.metadata import Metadata, Targets, Timestamp
 
-from coordinator.reference_metadata import SHOWN_DIGITS, ReferenceMetadata, key_of_pem
-from coordinator.signing_folder import SigningFolder
+from coordinator.references.metadata import SHOWN_DIGITS, ReferenceMetadata, key_of_pem
+from coordinator.references.signing_folder import SigningFolder
 from edge_agent.session import references
 from edge_agent.session.references import ReferenceTrust, ReferenceUntrustedError, trust_root
 from tests.fakes.signed_repository import (

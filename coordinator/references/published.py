@@ -8,7 +8,7 @@ from pathlib import Path
 
 import reference_models
 from coordinator.errors import QuotaExceededError, UnknownRecordError
-from coordinator.reference_check import check_in_child
+from coordinator.references.check import check_in_child
 from coordinator.state.names import require_name
 from coordinator.state.records import PinnedReferences, PublishedReference, RemovedReference
 from wattfleet.core.errors import CorruptReferenceError, InvalidInputError

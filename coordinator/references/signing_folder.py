@@ -12,7 +12,7 @@ from pathlib import Path
 from securesystemslib.signer import SSlibKey
 from tuf.api.metadata import Root, Snapshot, TargetFile, Targets, Timestamp
 
-from coordinator.reference_metadata import (
+from coordinator.references.metadata import (
     SHOWN_DIGITS,
     create_key,
     expiry,
