@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import reference_models
-from coordinator import references
 from coordinator.errors import StoreFullError
+from coordinator.references import published
 from coordinator.references.check import check_in_child
 from coordinator.references.metadata import ReferenceMetadata, key_of_pem, utc_now
 from coordinator.references.published import MAX_REFERENCES
@@ -423,7 +423,7 @@ async def test_the_shipped_references_are_accepted(config: CoordinatorSettings) 
 async def test_a_check_that_needs_too_much_memory_fails_in_its_own_process(
     config: CoordinatorSettings, another: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(references, "check_in_child", partial(check_in_child, memory_bytes=0))
+    monkeypatch.setattr(published, "check_in_child", partial(check_in_child, memory_bytes=0))
     async with serving_client(config) as client:
         code, text = await refused(client, another)
         assert code is grpc.StatusCode.DATA_LOSS and "memory" in text
@@ -433,7 +433,7 @@ async def test_a_check_that_needs_too_much_memory_fails_in_its_own_process(
 async def test_no_more_than_32_references_are_kept_until_one_is_removed(
     config: CoordinatorSettings, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(references, "check_in_child", lambda artefact: None)  # one process for each would be slow
+    monkeypatch.setattr(published, "check_in_child", lambda artefact: None)  # one process for each would be slow
     async with serving_client(config) as client:
         made = [with_remainders(artefact, 1, 1, f"workload-{k}") for k in range(MAX_REFERENCES)]
         for each in made[:-1]:
