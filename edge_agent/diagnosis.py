@@ -28,6 +28,7 @@ from edge_agent.devices.jetson.board import (
     read_zones,
     sign_of_hidden_jetson,
 )
+from edge_agent.devices.jetson.description import read_described
 from edge_agent.devices.jetson.knobs import WRITABLE, Cpu, Fan, Gpu, Memory
 from edge_agent.devices.jetson.nvpmodel_conf import (
     SYSTEM_CONF,
@@ -305,7 +306,7 @@ def jetson_findings(tree: Tree, is_changed: bool = False) -> Iterator[Finding]:
     try:
         identity = identify(tree)
     except InvalidInputError as error:
-        yield failing("board", str(error), "ask for support of this board; its power rails must be known")
+        yield failing("board", str(error), "the rails that make up its power must be known")
         return
     yield fine("board", f"{identity.model}, kind {identity.kind}")
     yield _software(identity.l4t, identity.jetpack)
@@ -683,6 +684,11 @@ def diagnose(
         root: root of the machine's files.
         now: the machine's time.
     """
+    if spec.startswith("description:"):
+        # What is of this machine, and not of the board, does not matter.
+        yield from jetson_findings(read_described(Path(spec.partition(":")[2])))
+        yield from _device(open_device)
+        return
     tree = _tree_of(spec)
     if tree is not None and is_jetson(tree):
         yield from jetson_findings(tree, _may_be_changed(device_folder))

@@ -19,6 +19,8 @@ from wattfleet_proto.device_state import BoardSample
 
 OWN_BOARDS = "/etc/wattfleet/boards"
 """Folder for the descriptions of boards that Wattfleet does not have, or has wrong."""
+DESCRIBE = "describe it with `sudo wattfleet agent describe`, which says what to do with the file"
+"""What to do with an unknown board."""
 
 _SHIPPED = Path(__file__).parent / "boards"
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -120,12 +122,19 @@ def shipped_boards() -> tuple[BoardDescription, ...]:
     return tuple(parse_description(path.read_bytes(), path.name) for path in sorted(_SHIPPED.glob("*.toml")))
 
 
-def known_boards(tree: Tree) -> tuple[BoardDescription, ...]:
-    """Return all descriptions: those in the machine's own folder first, then the shipped ones.
+def known_board(tree: Tree) -> BoardDescription | None:
+    """Return the description of a board; None if there is none.
 
     Raises:
-        InvalidInputError: one in the machine's folder cannot be read.
+        InvalidInputError: one in the machine's own folder cannot be read.
     """
+    compatible = _text_of(tree, _COMPATIBLE)
+    boards = _all_boards(tree)
+    return next((board for board in boards if any(part in compatible for part in board.compatible)), None)
+
+
+def _all_boards(tree: Tree) -> tuple[BoardDescription, ...]:
+    """Return all descriptions: those in the machine's own folder first, then the shipped ones."""
     own = []
     for path in tree.glob(f"{OWN_BOARDS}/*.toml"):
         try:
@@ -224,12 +233,11 @@ def identify(tree: Tree) -> JetsonIdentity:
         )
     if not is_jetson(tree):
         raise InvalidInputError(f"not a Jetson: {_COMPATIBLE} does not name an NVIDIA Tegra")
-    boards = known_boards(tree)
-    board = next((board for board in boards if any(part in compatible for part in board.compatible)), None)
+    board = known_board(tree)
     if board is None:
         raise InvalidInputError(
             f"{_COMPATIBLE}: unknown board {', '.join(compatible.split())}; supported are"
-            f" {', '.join(board.kind for board in boards)}"
+            f" {', '.join(board.kind for board in _all_boards(tree))}; {DESCRIBE}"
         )
     release = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", _text_of(tree, _RELEASE))
     model = _text_of(tree, _MODEL) or "unnamed"
@@ -416,8 +424,8 @@ def _name_in(tree: Tree, path: str) -> list[str]:
 
 TPC_MASK = "tpc_pg_mask"
 """The file of the mask of TPCs."""
-_MIG_INSTANCES = "/proc/driver/nvidia/capabilities/gpu*/mig/gi*"
-_GPUS = ("/sys/devices/gpu.0", "/sys/devices/platform/gpu.0", "/sys/devices/platform/*.g*", "/sys/devices/*.g*")
+MIG_INSTANCES = "/proc/driver/nvidia/capabilities/gpu*/mig/gi*"
+GPU_FOLDERS = ("/sys/devices/gpu.0", "/sys/devices/platform/gpu.0", "/sys/devices/platform/*.g*", "/sys/devices/*.g*")
 
 
 @dataclass(frozen=True)
@@ -453,7 +461,7 @@ def read_gating(tree: Tree, tpcs: int | None) -> GpuGating | None:
         tree: the board's files.
         tpcs: TPCs of its chip; None if unknown.
     """
-    for pattern in _GPUS:
+    for pattern in GPU_FOLDERS:
         for path in tree.glob(f"{pattern}/{TPC_MASK}"):
             folder = path.rpartition("/")[0]
             if (mask := read_mask(tree, folder, TPC_MASK)) is not None:
@@ -468,7 +476,7 @@ def gpu_parts(tree: Tree, tpcs: int | None) -> list[str]:
         tree: the board's files.
         tpcs: as for `read_gating`.
     """
-    gating, instances = read_gating(tree, tpcs), len(tree.glob(_MIG_INSTANCES))
+    gating, instances = read_gating(tree, tpcs), len(tree.glob(MIG_INSTANCES))
     found = [gating.statement] if gating else []
     return [*found, *([f"split by MIG into {instances}"] if instances else [])]
 

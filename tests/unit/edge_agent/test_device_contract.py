@@ -404,7 +404,7 @@ del VirtualDeviceContract
 # --- Device selection -------------------------------------------------------------------------------------------------
 
 CHOICES = (
-    "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host,"
+    "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host, description:<file>.toml,"
     " simulated:agx-orin, simulated:orin-nano, simulated:orin-nx, simulated:xavier-agx, simulated:<kind>:real-time,"
     " replay:<file>.csv"
 )
