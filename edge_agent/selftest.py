@@ -160,7 +160,7 @@ def report_row(device: Device, version: str, findings: list[Finding]) -> str:
 
 def _knobs(test: _Test) -> Iterator[Finding]:
     device = test.device
-    lowest, highest = _ends(device)
+    lowest, highest = array_to_modes(np.stack([device.modes.min(axis=0), device.modes.max(axis=0)]))
     # The other knobs stay where the owner has them, so that one that does not follow spoils only its own check.
     base = nearest_mode(device.modes, device.current_mode())
     try:
@@ -171,8 +171,6 @@ def _knobs(test: _Test) -> Iterator[Finding]:
                 continue
             values = f"{low / per_unit:g} to {high / per_unit:g}{unit}"
             yield _tried(name, values, test, base._replace(**{knob: low}), base._replace(**{knob: high}))
-        # Without what a knob was found not to reach.
-        lowest, highest = _ends(device)
         yield _tried("lowest mode", lowest.label(), test, lowest)
         yield _tried("highest mode", highest.label(), test, highest)
     except _TooHotError as error:
@@ -246,10 +244,3 @@ def _throttling(device: Device, before: int | None) -> Iterator[Finding]:
             f"{count_of(now - before, 'event')} during the test",
             "use a stronger power supply; such modes are not measured",
         )
-
-
-def _ends(device: Device) -> tuple[PowerMode, PowerMode]:
-    """Return the modes with every knob at its lowest and at its highest value."""
-    modes = device.modes
-    lowest, highest = array_to_modes(np.stack([modes.min(axis=0), modes.max(axis=0)]))
-    return lowest, highest

@@ -87,7 +87,7 @@ class NvpmodelDevice(SysfsDevice):
         def raise_limits() -> None:
             self._raise(to, str(self._custom_conf), conf.modes[-1].mode_id)
             if found := self.differences(mode):
-                raise ModeNotAppliedError(f"nvpmodel set the mode {mode.label()}, but: {'; '.join(found)}")
+                raise self.not_reached(f"nvpmodel set the mode {mode.label()}, but: ", found)
 
         self._change(to, mode.label(), raise_limits)
 

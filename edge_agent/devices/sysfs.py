@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, Device, Knobs, ModeNotAppliedError, Provenance
+from edge_agent.devices.device import Activity, Device, KnobNotReachedError, Knobs, ModeNotAppliedError, Provenance
 from edge_agent.devices.host import PhysicalBoard
 from edge_agent.devices.jetson.board import (
     TPC_MASK,
@@ -185,7 +185,7 @@ class SysfsDevice(PhysicalBoard):
             for step in self._increases(to):
                 step()
             if found := self.differences(mode):
-                raise ModeNotAppliedError(f"the mode {mode.label()} was set, but: {'; '.join(found)}")
+                raise self.not_reached(f"the mode {mode.label()} was set, but: ", found)
 
         self._change(to, mode.label(), raise_limits)
 
@@ -197,6 +197,23 @@ class SysfsDevice(PhysicalBoard):
             *self.gpu.differences(to.gpu_hz),
             *self.memory.differences(to.memory),
         ]
+
+    def not_reached(self, message: str, found: list[str]) -> ModeNotAppliedError:
+        """Return the error for settings that stand at other values; it states the knob if they are all of one.
+
+        Args:
+            message: what was tried.
+            found: the differences.
+        """
+        knobs = {self._knob_of(_path_in(text)) for text in found}
+        text = f"{message}{'; '.join(found)}"
+        return KnobNotReachedError(text, knobs.pop()) if len(knobs) == 1 else ModeNotAppliedError(text)
+
+    def _knob_of(self, path: str) -> str:
+        """Return the knob that a file sets."""
+        if path in self.cpu.written_files():
+            return "cores" if path.endswith("/online") else "cpu_khz"
+        return "gpu_hz" if path in self.gpu.written_files() else "mem_hz"
 
     def require_offered(self, mode: PowerMode) -> None:
         """Check that the board offers a mode.
@@ -313,7 +330,7 @@ class SysfsDevice(PhysicalBoard):
         if failed:
             raise ModeNotAppliedError(failed[0])
         if found := self._not_lowered(to):
-            raise ModeNotAppliedError(f"the mode {label} was not applied: {'; '.join(found)}")
+            raise self.not_reached(f"the mode {label} was not applied: ", found)
         lowered = self._saved(as_numbers(self._board_knobs()))
         try:
             raise_limits()

@@ -237,6 +237,15 @@ def test_a_cap_that_can_be_raised_stays_as_the_owner_had_it(tmp_path):
     assert tree.everything() == before
 
 
+def test_trying_the_cap_changes_nothing_not_even_the_state_of_the_clock(tmp_path):
+    tree = FakedJetson(tmp_path, AGX_ORIN_JP6)
+    tree.write(CAP_6, "2133000000")
+    tree.put(f"{LOCK}/state", 0)
+    before = tree.everything()
+    open_sysfs(tree).try_knobs()
+    assert tree.everything() == before
+
+
 def test_without_a_lock_a_fixed_cap_is_never_lowered(tmp_path):
     tree = FakedJetson(tmp_path, AGX_ORIN_JP6)
     without_debugfs(tree)
