@@ -7,9 +7,11 @@ import os
 import shutil
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import edge_agent
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.nvpmodel_conf import parse_conf
@@ -45,6 +47,8 @@ from wattfleet.common.clock import VirtualClock
 from wattfleet.common.programs import ProgramResult
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import PowerMode
+
+UNIT = Path(edge_agent.__file__).parent / "systemd/wattfleet-agent.service"
 
 
 def findings(tree):
@@ -124,6 +128,17 @@ def test_a_missing_power_monitor_or_gpu_is_told_the_driver_of_its_board(tmp_path
     for node in tree.board.gpus:
         shutil.rmtree(tree.location(node))
     assert "modprobe nvidia`), or wait a minute" in findings(tree)["GPU"].advice
+
+
+def test_a_gpu_that_appears_late_at_boot_is_found_when_the_service_tries_again(tmp_path):
+    tree = FakedJetson(tmp_path, AGX_ORIN_JP6)
+    late = tmp_path / "late"
+    tree.location(tree.gpu).rename(late)
+    with pytest.raises(InvalidInputError, match="nvgpu is not loaded, or not yet"):
+        open_device("auto", 0, root=tmp_path)
+    late.rename(tree.location(tree.gpu))
+    assert open_device("auto", 0, root=tmp_path).board_kind == "agx-orin"
+    assert {"Restart=on-failure", "RestartSec=10"} <= set(UNIT.read_text().splitlines())
 
 
 def test_a_gpu_that_mig_splits_is_shown_and_its_figures_kept_apart(tmp_path):
