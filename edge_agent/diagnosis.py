@@ -20,15 +20,16 @@ from edge_agent.devices.jetson.board import (
     HIDDEN_DEVICE_TREE,
     BoardPower,
     JetsonIdentity,
+    gpu_parts,
     identify,
     is_jetson,
     read_conditions,
-    read_gating,
     read_throttle_counters,
     read_zones,
     sign_of_hidden_jetson,
 )
-from edge_agent.devices.jetson.knobs import GPU_DRIVER, WRITABLE, Cpu, Fan, Gpu, Memory
+from edge_agent.devices.jetson.description import read_described
+from edge_agent.devices.jetson.knobs import WRITABLE, Cpu, Fan, Gpu, Memory
 from edge_agent.devices.jetson.nvpmodel_conf import (
     SYSTEM_CONF,
     NvpmodelConf,
@@ -37,7 +38,7 @@ from edge_agent.devices.jetson.nvpmodel_conf import (
     parse_conf,
 )
 from edge_agent.devices.meters import latest_power_mw, power_now_mw
-from edge_agent.devices.sysfs import SysfsDevice, default_memory_hz, mode_argument
+from edge_agent.devices.sysfs import SysfsDevice, mode_argument
 from edge_agent.devices.tree import Tree
 from edge_agent.exporter import is_exposed
 from edge_agent.learning.transfer import Expectation, expectation_of
@@ -294,16 +295,6 @@ def _connection(identity: Identity | None, service: InstalledConnection | None) 
 # --- Jetson -----------------------------------------------------------------------------------------------------------
 # Checks a Jetson: what its kernel reports, and which settings may be written.
 
-_DRIVERS = {
-    "CPU": "check that the kernel is NVIDIA's, from JetPack 4 to 7, and has its CPU frequency driver",
-    "GPU": (
-        f"load the driver (`modprobe {GPU_DRIVER}`); it comes with NVIDIA's kernel of JetPack 4 to 7. An upstream"
-        " kernel does not have it, so boot NVIDIA's"
-    ),
-    "memory": "check that the kernel is NVIDIA's, from JetPack 4 to 7",
-}
-"""What to do if the frequencies of a part cannot be read."""
-
 
 def jetson_findings(tree: Tree, is_changed: bool = False) -> Iterator[Finding]:
     """Check each part of a Jetson separately, so that one failure does not hide another.
@@ -315,7 +306,7 @@ def jetson_findings(tree: Tree, is_changed: bool = False) -> Iterator[Finding]:
     try:
         identity = identify(tree)
     except InvalidInputError as error:
-        yield failing("board", str(error), "ask for support of this board; its power rails must be known")
+        yield failing("board", str(error), "the rails that make up its power must be known")
         return
     yield fine("board", f"{identity.model}, kind {identity.kind}")
     yield _software(identity.l4t, identity.jetpack)
@@ -354,7 +345,7 @@ def _clocks(tree: Tree, identity: JetsonIdentity) -> Iterator[Finding]:
         try:
             finding, files = check()
         except (InvalidInputError, ModeNotAppliedError) as error:
-            yield failing(topic, str(error), _DRIVERS[topic])
+            yield failing(topic, str(error), _driver_advice(topic, identity.board.gpu_driver))
             continue
         writable += files
         yield finding
@@ -370,6 +361,17 @@ def _clocks(tree: Tree, identity: JetsonIdentity) -> Iterator[Finding]:
         yield fine("permission", f"all {len(writable)} settings are writable")
 
 
+def _driver_advice(topic: str, gpu_driver: str) -> str:
+    """Return what to do if the frequencies of a part cannot be read."""
+    if topic == "GPU":
+        return (
+            f"load the driver (`modprobe {gpu_driver}`), or wait a minute if the board has just started; it comes with"
+            " NVIDIA's kernel of JetPack 4 to 7. An upstream kernel does not have it, so boot NVIDIA's"
+        )
+    driver = ", and has its CPU frequency driver" if topic == "CPU" else ""
+    return f"check that the kernel is NVIDIA's, from JetPack 4 to 7{driver}"
+
+
 def _cpu(tree: Tree) -> tuple[Finding, list[str]]:
     cpu = Cpu(tree)
     policies = tree.glob("/sys/devices/system/cpu/cpufreq/policy*")
@@ -379,34 +381,37 @@ def _cpu(tree: Tree) -> tuple[Finding, list[str]]:
 
 
 def _gpu(tree: Tree, identity: JetsonIdentity) -> tuple[Finding, list[str]]:
-    gpu = Gpu(tree)
-    gating = read_gating(tree, identity.soc)
-    parts = f"; {gating.statement}" if gating else ""
-    return fine("GPU", f"{gpu.folder.rpartition('/')[2]}; {_span(gpu.table_hz, 1e6)}{parts}"), gpu.written_files()
+    gpu = Gpu(tree, identity.board.gpu_driver)
+    found = [gpu.folder.rpartition("/")[2], _span(gpu.table_hz, 1e6), *gpu_parts(tree, identity.board.tpcs)]
+    return fine("GPU", "; ".join(found)), gpu.written_files()
 
 
 def _memory(tree: Tree, identity: JetsonIdentity) -> tuple[Finding, list[str]]:
-    memory = Memory(tree, default_memory_hz(identity))
+    memory = Memory(tree, identity.usual_memory_hz)
+    is_listed = identity.board.memory_is_listed
     if not memory.written_files():
         found = "no interface to set it, so it has one frequency"
-        return limited("memory", found, f"{_AS_ROOT}; a Nano has no interface"), []
-    found = f"{memory.interface}; {_span(memory.table_hz, 1e6)}"
+        return limited("memory", found, _debugfs("one") if is_listed else _FIXED_MEMORY), []
+    found, files = f"{memory.interface}; {_span(memory.table_hz, 1e6)}", memory.written_files()
     if not memory.table_is_live:
-        return limited(
-            "memory", f"{found}, the default table of its kind", _debugfs("the live table")
-        ), memory.written_files()
-    if not memory.has_lock:
-        return limited("memory", f"{found}; capped, but not locked", _debugfs("a lock")), memory.written_files()
-    return fine("memory", f"{found}, the live table; locked"), memory.written_files()
+        if not is_listed:
+            return fine("memory", f"{found}, which is all that is known of this kind"), files
+        return limited("memory", f"{found}, the default table of its kind", _debugfs("the live table")), files
+    if not memory.is_held:
+        return limited("memory", f"{found}; capped, but not locked", _debugfs("a lock")), files
+    return fine("memory", f"{found}, the live table; {'locked' if memory.has_lock else 'held'}"), files
+
+
+_FIXED_MEMORY = "nothing to do: modes of this board differ in cores, CPU and GPU only"
 
 
 def _debugfs(what: str) -> str:
-    return f"for {what}, mount debugfs and {_AS_ROOT}; a Nano has none"
+    return f"for {what}, mount debugfs (`sudo mount -t debugfs none /sys/kernel/debug`) and {_AS_ROOT}"
 
 
 def _power(tree: Tree, identity: JetsonIdentity) -> Iterator[Finding]:
-    power = BoardPower(tree, identity.kind)
-    named = " + ".join(power.rails)
+    power = BoardPower(tree, identity.board.rails)
+    named, driver = " + ".join(power.rails), identity.board.power_driver
     if power.missing and not identity.has_power_monitor:
         yield absent(
             "power",
@@ -418,12 +423,12 @@ def _power(tree: Tree, identity: JetsonIdentity) -> Iterator[Finding]:
         yield failing(
             "power",
             f"of {named}, missing: {', '.join(power.missing)}",
-            "load the driver ina3221 (`modprobe ina3221`)",
+            f"load the driver {driver} (`modprobe {driver}`), and check `dmesg` for its errors",
         )
         return
     now_mw = power.read_mw()
     if math.isnan(now_mw):
-        yield failing("power", f"{named}: found, but a rail cannot be read", "check `dmesg` for ina3221 errors")
+        yield failing("power", f"{named}: found, but a rail cannot be read", f"check `dmesg` for {driver} errors")
         return
     supply = power.read_supply()
     at = f" ({supply.text})" if supply else ""
@@ -476,7 +481,7 @@ def _presets(tree: Tree, is_changed: bool) -> Iterator[Finding]:
             f"{part} {held / per_mhz:g} of {wanted / per_mhz:g} MHz"
             for part, held, wanted, per_mhz in (
                 ("CPU", standing.cpu_khz, own.cpu_khz, 1e3),
-                ("GPU", standing.gpu_hz, max(own.gpu_hz, _highest_gpu_hz(board, in_force)), 1e6),
+                ("GPU", standing.gpu_hz, max(own.gpu_hz, _super_gpu_hz(board, in_force)), 1e6),
                 ("memory", standing.mem_hz, own.mem_hz, 1e6),
             )
             if held < wanted
@@ -509,13 +514,9 @@ def _stored_id(tree: Tree) -> int | None:
     return int(found[1]) if found else None
 
 
-_SUPER_GPU_HZ = {"orin-nano": 1_020_000_000, "orin-nx": 1_173_000_000}
-"""GPU frequency of MAXN_SUPER. A board may offer this mode and keep the frequencies that it had before."""
-
-
-def _highest_gpu_hz(board: SysfsDevice, mode: NvpmodelMode) -> int:
-    """Return the GPU frequency that a mode should have, even if the board does not offer it; 0 if unknown."""
-    return _SUPER_GPU_HZ.get(board.board_kind, 0) if mode.name == "MAXN_SUPER" else 0
+def _super_gpu_hz(board: SysfsDevice, mode: NvpmodelMode) -> int:
+    """Return the GPU's frequency in MAXN_SUPER, which a board may offer without having it; 0 for another mode."""
+    return (board.identity.board.super_gpu_hz or 0) if mode.name == "MAXN_SUPER" else 0
 
 
 def _zones(tree: Tree) -> Finding:
@@ -683,6 +684,11 @@ def diagnose(
         root: root of the machine's files.
         now: the machine's time.
     """
+    if spec.startswith("description:"):
+        # What is of this machine, and not of the board, does not matter.
+        yield from jetson_findings(read_described(Path(spec.partition(":")[2])))
+        yield from _device(open_device)
+        return
     tree = _tree_of(spec)
     if tree is not None and is_jetson(tree):
         yield from jetson_findings(tree, _may_be_changed(device_folder))

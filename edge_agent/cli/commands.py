@@ -9,7 +9,7 @@ from edge_agent.cli.duty import app as duty
 from edge_agent.cli.front import front
 from edge_agent.cli.profile import fit, profile
 from edge_agent.cli.service import RunCommand, install, join, run, trust_references, uninstall
-from edge_agent.cli.status import doctor, status, watch
+from edge_agent.cli.status import describe, doctor, selftest, status, watch
 from wattfleet.common.identity.joining import InviteCommand
 
 _HELP = "Measure, control and run one device of the fleet."
@@ -24,7 +24,7 @@ def group() -> None:
 
 _LOOK, _MEASURE, _FLEET = "Look at the device", "Measure and choose modes", "Take part in a fleet"
 
-for looking in (doctor, modes, status, watch):
+for looking in (doctor, selftest, modes, status, watch, describe):
     app.command(rich_help_panel=_LOOK)(looking)
 for measuring in (profile, fit, front, choose, explain, apply, restore):
     app.command(rich_help_panel=_MEASURE)(measuring)

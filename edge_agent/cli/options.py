@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from edge_agent.devices.device import Device
 
 DEVICE_HELP = (
-    "Select the device: auto (detect), sysfs, sysfs:<folder>, nvpmodel, jtop, host, simulated:<kind> or"
-    " replay:<file>.csv. See docs/devices.md."
+    "Select the device: auto (detect), sysfs, sysfs:<folder>, nvpmodel, jtop, host, description:<file>.toml,"
+    " simulated:<kind> or replay:<file>.csv. See docs/devices.md."
 )
 
 DeviceOption = Annotated[str, typer.Option("--device", help=DEVICE_HELP)]

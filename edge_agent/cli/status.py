@@ -1,8 +1,8 @@
-"""`wattfleet agent status`, `watch` and `doctor`: the state of the device and its agent, and what is wrong."""
+"""`wattfleet agent status`, `watch`, `doctor`, `selftest` and `describe`: what the device is, does and lacks."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edge_agent.devices.device import Device
     from edge_agent.diagnosis import Finding, Sample
     from edge_agent.profiling.stored_profile import FittedDevice, StoredWorkload
+    from wattfleet.common.tables import FittingTable
     from wattfleet.core.duties import KeptDuty
 
 
@@ -631,6 +632,23 @@ def doctor(
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:
+    console, counts = terminal(), Counter(finding.level for finding in findings)
+    console.print(_findings_table(findings))
+    if counts["fails"]:
+        verdict, style = "The agent cannot run here", "bold red"
+    elif counts["absent"]:
+        verdict, style = "The agent can run here, but joins no rounds until the absent parts are added", "bold yellow"
+    else:
+        verdict, style = "The agent can run here", "bold"
+    console.print(f"\n{verdict}: {_summary(findings)}.", style=style)
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    counts = Counter[str](finding.level for finding in findings)
+    return ", ".join(f"{counts[level]} {level}" for level in _STYLES if counts[level])
+
+
+def _findings_table(findings: Sequence[Finding]) -> FittingTable:
     from rich.text import Text
 
     from wattfleet.common.tables import FittingTable, columns, texts
@@ -641,14 +659,93 @@ def _print_findings(findings: Sequence[Finding]) -> None:
         if finding.advice:
             found.append(f"\n-> {finding.advice}", style="dim")
         table.add(finding.topic, Text(finding.level, style=_STYLES[finding.level]), found)
-    console = terminal()
-    console.print(table)
-    counts = {level: sum(finding.level == level for finding in findings) for level in _STYLES}
-    summary = ", ".join(f"{count} {level}" for level, count in counts.items() if count)
-    if counts["fails"]:
-        verdict, style = "The agent cannot run here", "bold red"
-    elif counts["absent"]:
-        verdict, style = "The agent can run here, but joins no rounds until the absent parts are added", "bold yellow"
+    return table
+
+
+# --- Selftest ---------------------------------------------------------------------------------------------------------
+# `wattfleet agent selftest`: try every knob of the owner's board, and say what works.
+
+
+def selftest(
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    minutes: Annotated[float, typer.Option(min=0.1, help="Try no further knob after this many minutes.")] = 10.0,
+    json_: JsonOption = False,
+) -> None:
+    """Set every knob of this board to both ends under load, read it back, check the watts, and restore everything.
+
+    Stop what runs on the board first. The exit code is 1 if something does not work.
+    """
+    from edge_agent import selftest as test
+    from edge_agent.devices.selection import folder_of_device
+    from wattfleet.common.stop_signals import StoppedBySignal, StopSignals
+    from wattfleet.common.version import version_of
+
+    board, folder = open_named(device, state_dir), folder_of_device(device, state_dir)
+    findings: list[Finding] = []
+    progress = terminal(to_stderr=True)
+    try:
+        with (
+            StopSignals.held() as signals,
+            closing(test.selftest(board, folder, 60 * minutes, test.load_of(board))) as running,
+        ):
+            with signals.interrupting(), progress.status("trying every knob; Ctrl-C restores the board"):
+                for finding in running:
+                    findings.append(finding)
+                    if not progress.is_terminal:
+                        progress.print(f"{finding.topic}: {finding.found}", soft_wrap=True)
+    except StoppedBySignal as stopped:
+        typer.echo("stopped; device restored", err=True)
+        raise typer.Exit(stopped.exit_code) from None
+    does_work, row = test.works(findings), test.report_row(board, version_of("wattfleet") or "unknown", findings)
+    if json_:
+        print_json({"works": does_work, "findings": [asdict(each) for each in findings], "row": row})
     else:
-        verdict, style = "The agent can run here", "bold"
-    console.print(f"\n{verdict}: {summary}.", style=style)
+        console = terminal()
+        console.print(_findings_table(findings))
+        verdict = "This board works" if does_work else "This board does not work as it should"
+        console.print(f"\n{verdict}: {_summary(findings)}.", style="bold" if does_work else "bold red")
+        console.print("For the table in docs/devices.md:", style="dim")
+        console.print(row, soft_wrap=True, markup=False)
+    if not does_work:
+        raise typer.Exit(1)
+
+
+# --- Describe ---------------------------------------------------------------------------------------------------------
+# `wattfleet agent describe`: a file with all that the agent would need of this board.
+
+
+def describe(
+    output: Annotated[Path, typer.Argument(help="Write the description to this file.")] = Path("board.toml"),
+    device: Annotated[
+        str, typer.Option(help="Describe this Jetson: auto for this machine, or sysfs:<folder> for files elsewhere.")
+    ] = "auto",
+) -> None:
+    """Write a file that describes this Jetson, known or not, to attach to an issue; change nothing.
+
+    It holds kernel files and NVIDIA's configuration, but no serial number and no name of a user or machine. Run it as
+    root, since some files are hidden from others.
+    """
+    import os
+
+    from edge_agent.devices.jetson.description import describe as described
+    from edge_agent.devices.tree import Tree
+    from wattfleet.common.atomic_files import replace_file
+    from wattfleet.core.errors import InvalidInputError
+
+    kind, _, folder = device.partition(":")
+    if kind not in ("auto", "sysfs"):
+        raise InvalidInputError(f"--device {device}: only a Jetson can be described; use auto or sysfs:<folder>")
+    tree = Tree(Path(folder or "/"))
+    text, is_known = described(tree)
+    try:
+        replace_file(output, text.encode())
+    except OSError as error:
+        raise InvalidInputError(f"{output}: cannot be written: {error.strerror}; name another file") from None
+    console = terminal()
+    console.print(f"Wrote {output}. Read it before you share it; it should name nobody.", soft_wrap=True)
+    if os.geteuid() != 0:
+        console.print("Files that only root may read are missing: run this as root for all of them.", style="yellow")
+    if not is_known:
+        console.print("This board is unknown. The file's first lines say how to use it here, and for everybody.")
+    console.print(f"Check it with: wattfleet agent doctor --device description:{output}", soft_wrap=True)

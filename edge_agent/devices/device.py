@@ -23,6 +23,19 @@ class ModeNotAppliedError(WattfleetError):
     """A mode was set, but different settings were read back."""
 
 
+class KnobNotReachedError(ModeNotAppliedError):
+    """A mode was set, and one knob of it stands at another value, so that all modes with its value are in doubt.
+
+    Args:
+        message: what was found.
+        knob: the knob, a field of `PowerMode`.
+    """
+
+    def __init__(self, message: str, knob: str) -> None:
+        super().__init__(message)
+        self.knob = knob
+
+
 class DutyNotKeptError(InvalidInputError):
     """In this mode, the device would not answer its requests in time: use another mode, or clear its duty."""
 

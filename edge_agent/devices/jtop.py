@@ -74,7 +74,7 @@ class JtopDevice(PhysicalBoard):
     Args:
         board: applies the modes and reads them back.
         client: a started `jtop.jtop`.
-        rails: the rails whose sum is the board's power; if there are fewer than two, jtop's total is used.
+        rails: the rails whose sum is the board's power; without any, jtop's total is used.
     """
 
     def __init__(self, board: Device, client: Any, rails: Sequence[str] = ()) -> None:
@@ -192,9 +192,12 @@ class JtopDevice(PhysicalBoard):
 
     def _set_fan(self, name: str, wanted: _FanState) -> None:
         """Set one fan, and wait until jtop's service has applied it."""
-        self._client.fan.set_profile(name, wanted.profile)
-        if wanted.profile == _MANUAL:
-            self._client.fan.set_speed(name, wanted.speed)
+        try:
+            self._client.fan.set_profile(name, wanted.profile)
+            if wanted.profile == _MANUAL:
+                self._client.fan.set_speed(name, wanted.speed)
+        except importlib.import_module("jtop").JtopException as error:
+            raise ModeNotAppliedError(f"jtop's fan {name}: {error}; use --device sysfs on this board") from None
         give_up_s = self.clock.now_s() + _APPLIED_WITHIN_S
         while not wanted.matches(found := self._fans()[name]):
             if self.clock.now_s() >= give_up_s:
@@ -243,15 +246,25 @@ def open_jtop(board: Device, rails: Sequence[str] = ()) -> JtopDevice:
     client = library.jtop(interval=_INTERVAL_S)
     try:
         client.start()
-    except library.JtopException as error:
-        raise JtopUnavailableError(f"jtop's service does not answer ({error}); run sudo systemctl start jtop") from None
-    # Wait for the first sample: before it, every dictionary is empty.
-    if not client.ok():
+        # Wait for the first sample: before it, every dictionary is empty.
+        is_publishing = client.ok()
+    except (library.JtopException, OSError, EOFError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise JtopUnavailableError(
+            f"jtop's service does not answer ({reason}); run sudo systemctl start jtop"
+        ) from None
+    if not is_publishing:
         client.close()
         raise JtopUnavailableError("jtop's service publishes no samples; run sudo systemctl restart jtop")
     if not isinstance(client.power, Mapping) or "tot" not in client.power:
         client.close()
         raise JtopUnavailableError("this jtop reports no total power; install jetson-stats 4.3 or newer on the board")
+    if missing := [name for name in rails if _rail_mw(client.power, name) is None]:
+        client.close()
+        raise JtopUnavailableError(
+            f"this jtop does not report {', '.join(missing)}, which make up the power of this board; install"
+            " jetson-stats 7.2 or newer on the board, or use --device sysfs"
+        )
     return JtopDevice(board, client, rails)
 
 
@@ -260,11 +273,19 @@ def _total_mw(power: Mapping[str, Any], rails: Sequence[str]) -> float:
 
     Without an input rail, jtop's total is the sum of all rails, even of those that are measured inside others.
     """
-    if len(rails) > 1:
-        found = [power.get("rail", {}).get(name, {}).get("power") for name in rails]
-        return math.nan if None in found else float(sum(found))
-    total = power.get("tot", {}).get("power")
-    return math.nan if total is None else float(total)
+    if not rails:
+        total = power.get("tot", {}).get("power")
+        return math.nan if total is None else float(total)
+    found = [_rail_mw(power, name) for name in rails]
+    return math.nan if None in found else float(sum(filter(None, found)))
+
+
+def _rail_mw(power: Mapping[str, Any], name: str) -> float | None:
+    """Return the power of a rail in a sample, mW; None if it is missing. jtop shows an input rail as the total."""
+    total = power.get("tot", {})
+    rail = total if total.get("name") == name else power.get("rail", {}).get(name, {})
+    mw = rail.get("power")
+    return None if mw is None else float(mw)
 
 
 def _temperature_c(part: Any) -> float | None:

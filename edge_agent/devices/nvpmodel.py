@@ -87,7 +87,7 @@ class NvpmodelDevice(SysfsDevice):
         def raise_limits() -> None:
             self._raise(to, str(self._custom_conf), conf.modes[-1].mode_id)
             if found := self.differences(mode):
-                raise ModeNotAppliedError(f"nvpmodel set the mode {mode.label()}, but: {'; '.join(found)}")
+                raise self.not_reached(f"nvpmodel set the mode {mode.label()}, but: ", found)
 
         self._change(to, mode.label(), raise_limits)
 
@@ -162,7 +162,7 @@ class NvpmodelDevice(SysfsDevice):
         )
         return JetsonSettings(
             CpuSettings(frozenset(online), (lowest.cpu_khz, wanted.cpu_khz), limits_khz),
-            (lowest.gpu_hz, wanted.gpu_hz),
+            self.gpu.at(lowest.gpu_hz, wanted.gpu_hz),
             self.memory.at(wanted.mem_hz, with_lock=False),
         )
 
@@ -211,6 +211,9 @@ class NvpmodelDevice(SysfsDevice):
         for step in self._arrivals(to):
             step()
         self._activate(conf_path, mode_id)
+        # Its configuration may have no entry for the memory, or for each node of the GPU.
+        for step in chain(self.gpu.increases(to.gpu_hz), self.memory.increases(to.memory)):
+            step()
 
     def _activate(self, conf_path: str, mode_id: int) -> None:
         result = self._run(["nvpmodel", "-f", conf_path, "-m", str(mode_id)], _NO_REBOOT)
@@ -225,7 +228,8 @@ class NvpmodelDevice(SysfsDevice):
                 "nvpmodel refuses to run in a chroot and changed nothing; run the agent on the host, not in a"
                 " container, or use --device sysfs"
             )
-        if result.code != 0:
+        # On JetPack 7, it may apply a mode and exit with a failure. Every knob is read back anyway.
+        if result.code != 0 and (self._current_conf(), self._mode_id()) != (conf_path, mode_id):
             raise ModeNotAppliedError(f"nvpmodel -f {conf_path} -m {mode_id}: {_reason(result)}")
 
     def _mode_in_force(self) -> NvpmodelMode:
@@ -246,7 +250,7 @@ class NvpmodelDevice(SysfsDevice):
                 f"nvpmodel -q: its power mode is not set; run `sudo nvpmodel -m {self._conf.default}`"
             )
         found = re.search(r"NV Power Mode:.*\n\s*(\d+)", result.output)
-        if result.code != 0 or found is None:
+        if found is None:
             raise ModeNotAppliedError(f"nvpmodel -q does not report the current mode: {_reason(result)}")
         return int(found[1])
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from edge_agent.devices.device import Device
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.board import is_jetson, sign_of_hidden_jetson
+from edge_agent.devices.jetson.description import open_described
 from edge_agent.devices.jtop import open_jtop
 from edge_agent.devices.meters import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
@@ -23,7 +24,7 @@ from wattfleet.core.modes import BOARDS
 _THIS_MACHINE = Path("/")
 _VIRTUAL = (*(f"simulated:{name}" for name in BOARDS), "simulated:<kind>:real-time", "replay:<file>.csv")
 _REAL_TIME = ":real-time"
-_PHYSICAL = ("auto", "sysfs", "sysfs:<folder>", "nvpmodel", "jtop", "host")
+_PHYSICAL = ("auto", "sysfs", "sysfs:<folder>", "nvpmodel", "jtop", "host", "description:<file>.toml")
 
 
 def open_device(
@@ -33,8 +34,9 @@ def open_device(
 
     Args:
         spec: `auto`, `sysfs`, `nvpmodel`, `jtop` or `host` for this machine, `sysfs:<folder>` for a Jetson's files
-            below a folder, or a board as for `open_virtual_board`. `simulated:<board kind>:real-time` is such a board
-            on this machine's clock. `auto` is `sysfs` on a Jetson, even if its device tree is hidden, else `host`.
+            below a folder, `description:<file>` for a board that `wattfleet agent describe` has described, or a board
+            as for `open_virtual_board`. `simulated:<board kind>:real-time` is such a board on this machine's clock.
+            `auto` is `sysfs` on a Jetson, even if its device tree is hidden, else `host`.
         seed: random seed of a virtual board.
         state_directory: directory where a device may keep files.
         root: root of this machine's files; `/` except in tests.
@@ -55,6 +57,8 @@ def open_device(
         return HostDevice(Tree(root), SystemClock(), open_nvml())
     if kind == "sysfs":
         return _sysfs(Path(which))
+    if kind == "description":
+        return open_described(Path(which))
     if spec == "nvpmodel":
         return NvpmodelDevice(Tree(root), SystemClock(), run_program, state_directory)
     if spec.endswith(_REAL_TIME):
@@ -72,7 +76,8 @@ def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHIN
     """Return the folder for a device's lock and the backup of its settings; the device need not be open.
 
     A Jetson has one folder, wherever its agents keep their state, so that two agents exclude each other. For a virtual
-    board and for a host, which is never set, the folder is in the state directory and does not need root.
+    board, and for a host or a description, which are never set, the folder is in the state directory and does not need
+    root.
 
     Args:
         spec: the device, as for `open_device`.
@@ -83,7 +88,7 @@ def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHIN
         InvalidInputError: the device is unknown.
     """
     spec = _resolved(spec, root)
-    if is_virtual(spec) or spec == "host":
+    if is_virtual(spec) or spec == "host" or spec.startswith("description:"):
         return device_folder(state_directory)
     kind, _, folder = spec.partition(":")
     board_root = Path(folder) if kind == "sysfs" and folder else root
@@ -112,7 +117,8 @@ def _resolved(spec: str, root: Path) -> str:
     if spec == "auto":
         tree = Tree(root)
         return "sysfs" if is_jetson(tree) or sign_of_hidden_jetson(tree) else "host"
-    if spec not in _PHYSICAL and not (kind == "sysfs" and which) and not is_virtual(spec):
+    has_place = kind in ("sysfs", "description") and which
+    if spec not in _PHYSICAL and not has_place and not is_virtual(spec):
         raise InvalidInputError(f"unknown device {spec!r}; choose one of {', '.join((*_PHYSICAL, *_VIRTUAL))}")
     return spec
 

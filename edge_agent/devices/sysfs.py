@@ -10,19 +10,19 @@ from itertools import chain
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, Device, Knobs, ModeNotAppliedError, Provenance
+from edge_agent.devices.device import Activity, Device, KnobNotReachedError, Knobs, ModeNotAppliedError, Provenance
 from edge_agent.devices.host import PhysicalBoard
 from edge_agent.devices.jetson.board import (
     TPC_MASK,
     BoardPower,
     GpuGating,
-    JetsonIdentity,
+    gpu_parts,
     identify,
     read_conditions,
     read_gating,
     read_mask,
 )
-from edge_agent.devices.jetson.knobs import Cpu, CpuSettings, Fan, Gpu, Memory, MemorySettings, Step, noting
+from edge_agent.devices.jetson.knobs import Cpu, CpuSettings, Fan, Gpu, Memory, MemorySettings, RangesHz, Step, noting
 from edge_agent.devices.jetson.nvpmodel_conf import (
     SYSTEM_CONF,
     NvpmodelConfError,
@@ -39,17 +39,6 @@ from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import BOARDS, ModeArray, ModeSpace, PowerMode, array_to_modes, modes_to_array
 from wattfleet_proto.device_state import BoardSample
 
-# Of boards that are not simulated. Of the Nano and Thor, only the maximum is known.
-_MEMORY_HZ = {
-    "nano": (1_600_000_000,),
-    "agx-thor": (4_266_000_000,),
-    "xavier-nx": (
-        *(204_000_000, 408_000_000, 665_600_000, 800_000_000),
-        *(1_065_600_000, 1_331_200_000, 1_600_000_000, 1_866_000_000),
-    ),
-}
-_SUPER_MEMORY_HZ = 3_199_000_000
-
 
 class RebootNeededError(ModeNotAppliedError):
     """A mode would need a reboot, which is left to the owner."""
@@ -61,12 +50,12 @@ class JetsonSettings:
 
     Attributes:
         cpu: cores and their frequencies.
-        gpu_hz: the GPU's lowest and highest frequency, Hz.
-        memory: the memory's cap and lock.
+        gpu_hz: the lowest and the highest frequency of the GPU's nodes, Hz.
+        memory: how the memory is held.
     """
 
     cpu: CpuSettings
-    gpu_hz: tuple[int, int]
+    gpu_hz: RangesHz
     memory: MemorySettings
 
 
@@ -90,10 +79,10 @@ class SysfsDevice(PhysicalBoard):
         self._clock = clock
         self.identity = identify(tree)
         self.cpu = Cpu(tree)
-        self.gpu = Gpu(tree)
-        self.memory = Memory(tree, default_memory_hz(self.identity))
+        self.gpu = Gpu(tree, self.identity.board.gpu_driver)
+        self.memory = Memory(tree, self.identity.usual_memory_hz)
         self.fan = Fan(tree, run)
-        self.power = BoardPower(tree, self.identity.kind)
+        self.power = BoardPower(tree, self.identity.board.rails)
         self._list_modes()
 
     def _list_modes(self) -> None:
@@ -125,8 +114,7 @@ class SysfsDevice(PhysicalBoard):
     @property
     def basis(self) -> str:
         """The rails that make up its power, and the parts of its GPU that are on."""
-        gating = read_gating(self._tree, self.identity.soc)
-        return "; ".join([self.power.included, *([gating.statement] if gating else [])])
+        return "; ".join([self.power.included, *gpu_parts(self._tree, self.identity.board.tpcs)])
 
     @property
     def presets(self) -> dict[str, PowerMode]:
@@ -136,7 +124,7 @@ class SysfsDevice(PhysicalBoard):
     @property
     def need_reboot(self) -> dict[str, str]:
         """Why presets cannot be applied before a reboot, by name: another part of the GPU would have to be on."""
-        gating = read_gating(self._tree, self.identity.soc)
+        gating = read_gating(self._tree, self.identity.board.tpcs)
         return {mode.name: why for mode in self._nvpmodel_modes() if (why := reboot_reason(self._tree, gating, mode))}
 
     def require_no_reboot(self, name: str) -> None:
@@ -197,7 +185,7 @@ class SysfsDevice(PhysicalBoard):
             for step in self._increases(to):
                 step()
             if found := self.differences(mode):
-                raise ModeNotAppliedError(f"the mode {mode.label()} was set, but: {'; '.join(found)}")
+                raise self.not_reached(f"the mode {mode.label()} was set, but: ", found)
 
         self._change(to, mode.label(), raise_limits)
 
@@ -209,6 +197,23 @@ class SysfsDevice(PhysicalBoard):
             *self.gpu.differences(to.gpu_hz),
             *self.memory.differences(to.memory),
         ]
+
+    def not_reached(self, message: str, found: list[str]) -> ModeNotAppliedError:
+        """Return the error for settings that stand at other values; it states the knob if they are all of one.
+
+        Args:
+            message: what was tried.
+            found: the differences.
+        """
+        knobs = {self._knob_of(_path_in(text)) for text in found}
+        text = f"{message}{'; '.join(found)}"
+        return KnobNotReachedError(text, knobs.pop()) if len(knobs) == 1 else ModeNotAppliedError(text)
+
+    def _knob_of(self, path: str) -> str:
+        """Return the knob that a file sets."""
+        if path in self.cpu.written_files():
+            return "cores" if path.endswith("/online") else "cpu_khz"
+        return "gpu_hz" if path in self.gpu.written_files() else "mem_hz"
 
     def require_offered(self, mode: PowerMode) -> None:
         """Check that the board offers a mode.
@@ -299,13 +304,13 @@ class SysfsDevice(PhysicalBoard):
         """
         return JetsonSettings(
             self.cpu.at(mode.cores, mode.cpu_khz),
-            (mode.gpu_hz, mode.gpu_hz),
+            self.gpu.at(mode.gpu_hz, mode.gpu_hz),
             self.memory.at(mode.mem_hz, with_lock=locks_memory),
         )
 
     def _saved(self, values: Mapping[str, int]) -> JetsonSettings:
         """Return the settings that `knobs` returned."""
-        return JetsonSettings(self.cpu.saved(values), self.gpu.saved_limits(values), self.memory.saved(values))
+        return JetsonSettings(self.cpu.saved(values), self.gpu.saved(values), self.memory.saved(values))
 
     def _change(self, to: JetsonSettings, label: str, raise_limits: Callable[[], None]) -> None:
         """Change to other settings, so that no state in between draws more than both the old and the new ones.
@@ -325,7 +330,7 @@ class SysfsDevice(PhysicalBoard):
         if failed:
             raise ModeNotAppliedError(failed[0])
         if found := self._not_lowered(to):
-            raise ModeNotAppliedError(f"the mode {label} was not applied: {'; '.join(found)}")
+            raise self.not_reached(f"the mode {label} was not applied: ", found)
         lowered = self._saved(as_numbers(self._board_knobs()))
         try:
             raise_limits()
@@ -371,9 +376,9 @@ class SysfsDevice(PhysicalBoard):
         """
         if self.cpu.passes_old_limits(to.cpu):
             yield from self.cpu.reductions(self.cpu.lowest())
-            yield from self.gpu.reductions((self.gpu.table_hz[0], self.gpu.table_hz[0]))
-            if to.memory.lock_hz is not None:
-                yield from self.memory.reductions(self.memory.locked_lowest())
+            yield from self.gpu.reductions(self.gpu.at(self.gpu.table_hz[0], self.gpu.table_hz[0]))
+            if to.memory.lock_hz is not None or to.memory.range_hz is not None:
+                yield from self.memory.reductions(self.memory.held_lowest())
         yield from self.cpu.arrivals(to.cpu)
 
     def _increases(self, to: JetsonSettings) -> Iterator[Step]:
@@ -410,13 +415,6 @@ def reboot_reason(tree: Tree, gating: GpuGating | None, mode: NvpmodelMode) -> s
 def _path_in(text: str) -> str:
     """Return the file that a description of a failure names."""
     return text.partition(": ")[0]
-
-
-def default_memory_hz(identity: JetsonIdentity) -> tuple[int, ...]:
-    """Return the usual memory frequencies of a board, used if its kernel does not list them."""
-    kind = identity.kind
-    usual_hz = BOARDS[kind].space.mem_hz if kind in BOARDS else _MEMORY_HZ[kind]
-    return tuple(sorted({*usual_hz, _SUPER_MEMORY_HZ})) if identity.is_super else usual_hz
 
 
 def as_numbers(knobs: Knobs) -> dict[str, int]:

@@ -583,7 +583,8 @@ class OnlineLearner:
                 extra_s = took_s * np.maximum(0.0, 1 - own_minibatch_s * 1e3 / prediction.minibatch_ms)
                 fits = extra_s <= spare_s()
                 affordable = (prediction.power_mw_quantile(POWER_QUANTILE) <= power_limit_w * 1e3) & fits
-                exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
+                not_tried = ExcludedModes.of(self._journal).not_tried(modes)
+                exclude = np.vstack([modes[~affordable], not_tried])
                 next_modes = fitting.next_modes(self._profile(), settings, exclude)
         except (FittingFailedError, StoppedError) as error:
             why = str(error) or "the agent is stopping"

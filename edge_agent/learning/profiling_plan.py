@@ -149,9 +149,11 @@ def profile_device(
         if method is ProfilingMethod.BRUTE_FORCE:
             return _missing_modes(device, journal)
         left_out = modes_to_array(profiler.left_out)
-        return fitting.next_modes(measured(), settings, np.vstack([ExcludedModes.of(journal).given_up, left_out]))
+        return fitting.next_modes(
+            measured(), settings, np.vstack([ExcludedModes.of(journal).not_tried(device.modes), left_out])
+        )
 
-    if not journal.measurements and len(ExcludedModes.of(journal).given_up) >= len(device.modes):
+    if not journal.measurements and len(ExcludedModes.of(journal).not_tried(device.modes)) >= len(device.modes):
         # Since no mode could be measured, the cause was the board, not the modes; it may have recovered.
         bound = len(device.modes) if journal.renewal is None else journal.renewal.modes
         journal.append(Renewal("no mode could be measured", bound))
@@ -170,7 +172,7 @@ def profile_device(
 def _searched_modes(device: Device, journal: Journal, budgets_mw: Sequence[float]) -> ModeArray:
     """Return the next mode of every unfinished search, in descending order."""
     # A mode that the board does not sustain is too high for any budget, so the search continues below it.
-    power_mw = dict.fromkeys(array_to_modes(ExcludedModes.of(journal).given_up), math.inf)
+    power_mw = dict.fromkeys(array_to_modes(ExcludedModes.of(journal).not_tried(device.modes)), math.inf)
     power_mw |= {measurement.mode: measurement.power_mw for measurement in journal.measurements}
     missing: set[PowerMode] = set()
 
@@ -185,6 +187,6 @@ def _searched_modes(device: Device, journal: Journal, budgets_mw: Sequence[float
 
 def _missing_modes(device: Device, journal: Journal) -> ModeArray:
     """Return every mode that is neither measured nor given up, in descending order."""
-    given_up = set(array_to_modes(ExcludedModes.of(journal).given_up))
+    given_up = set(array_to_modes(ExcludedModes.of(journal).not_tried(device.modes)))
     missing = journal.remaining(array_to_modes(descending_modes(device.modes)))
     return modes_to_array(mode for mode in missing if mode not in given_up)

@@ -126,6 +126,10 @@ class Discarded:
         minibatches: minibatches that were trained for it.
         seconds: time spent on it, device-clock seconds.
         overloaded: whether the board got too hot or throttled.
+        unreached: the knob that stood at another value, a field of `PowerMode`; None for any other reason.
+
+    Raises:
+        InvalidInputError: there is no such knob.
     """
 
     mode: PowerMode
@@ -133,6 +137,16 @@ class Discarded:
     minibatches: int
     seconds: float
     overloaded: bool = False
+    unreached: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.unreached is not None and self.unreached not in PowerMode._fields:
+            raise InvalidInputError(f"unreached must be one of {', '.join(PowerMode._fields)}, not {self.unreached!r}")
+
+    @property
+    def unreached_value(self) -> tuple[str, int] | None:
+        """The knob that stood at another value, and the value that it did not reach; None for any other reason."""
+        return None if self.unreached is None else (self.unreached, getattr(self.mode, self.unreached))
 
 
 @dataclass(frozen=True)
@@ -202,6 +216,7 @@ class MethodRecord:
 
 
 Record = ModeRecord | Discarded | JournalledRound | Renewal | MethodRecord
+_MEASURED = ModeRecord, JournalledRound
 
 # A line without a kind is a ModeRecord.
 _KINDS: Mapping[str, type[Record]] = {
@@ -402,6 +417,12 @@ class Journal:
         """The modes whose measurements were discarded at least this many times."""
         return _repeated(self.discarded, times)
 
+    def unreached_values(self, times: int) -> list[tuple[str, int]]:
+        """The values, with their knobs, that a knob did not reach this many times, and in no mode that was measured."""
+        counts = Counter(filter(None, (entry.unreached_value for entry in self.discarded)))
+        measured = [entry.mode._asdict().items() for entry in self._current if isinstance(entry, _MEASURED)]
+        return [each for each, count in counts.items() if count >= times and not any(each in mode for mode in measured)]
+
     def overloaded_modes(self, times: int) -> list[PowerMode]:
         """The modes that overloaded the board at least this many times."""
         return _repeated((entry for entry in self.discarded if entry.overloaded), times)
@@ -424,7 +445,7 @@ class Journal:
 
         If any record states its batch, or the current batch differs, all measurements state their batch.
         """
-        entries = [entry for entry in self._current if isinstance(entry, (ModeRecord, JournalledRound))]
+        entries = [entry for entry in self._current if isinstance(entry, _MEASURED)]
         known = {(entry.mode, entry.batch or self.header.minibatch): entry.measurement for entry in entries}
         if self.batch == self.header.minibatch and all(entry.batch is None for entry in entries):
             return tuple(known.values())
@@ -436,7 +457,7 @@ class Journal:
         first_ms = {
             entry.mode: entry.first_minibatch_ms
             for entry in self._current
-            if isinstance(entry, ModeRecord | JournalledRound) and entry.first_minibatch_ms is not None
+            if isinstance(entry, _MEASURED) and entry.first_minibatch_ms is not None
         }
         return first_minibatch_gcycles(modes_to_array(first_ms), np.array(list(first_ms.values())))
 

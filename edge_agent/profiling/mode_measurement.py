@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -158,11 +159,13 @@ class ExcludedModes:
         measured: `[k, 4]` modes measured without disturbance.
         given_up: `[k, 4]` modes that were disturbed or failed at every attempt; they are not tried again.
         overloaded: `[k, 4]` those of the given-up modes at which the board got too hot or throttled at every attempt.
+        unreached: the values that knobs did not reach at every attempt, with their knobs.
     """
 
     measured: ModeArray
     given_up: ModeArray
     overloaded: ModeArray
+    unreached: Sequence[tuple[str, int]] = ()
 
     @classmethod
     def of(cls, journal: Journal) -> ExcludedModes:
@@ -172,19 +175,36 @@ class ExcludedModes:
             modes_to_array(record.mode for record in journal.records),
             modes_to_array(journal.discarded_modes(attempts)),
             modes_to_array(journal.overloaded_modes(attempts)),
+            journal.unreached_values(attempts),
         )
+
+    def not_tried(self, modes: ModeArray) -> ModeArray:
+        """Return which of `[n, 4]` modes are not tried again, `[k, 4]`: those given up, or with an unreached value."""
+        return modes[_among(modes, self.given_up) | self._is_unreached(modes)]
+
+    def _is_unreached(self, modes: ModeArray) -> NDArray[np.bool_]:
+        found = np.zeros(len(modes), dtype=bool)
+        for knob, value in self.unreached:
+            found |= modes[:, PowerMode._fields.index(knob)] == value
+        return found
 
     def allows(self, modes: ModeArray) -> NDArray[np.bool_]:
         """Return which of `[n, 4]` modes may be used for training, as `[n]` booleans.
 
-        Modes that were given up may not. If a mode overloads the board, modes at least as high in every setting are
-        excluded too. However, if one of those was measured, only the overloaded mode itself is excluded. If every mode
-        would be excluded, all are allowed: a device without a front could not train at all.
+        Modes that were given up may not, nor modes with a value that a knob does not reach. If a mode overloads the
+        board, modes at least as high in every setting are excluded too. However, if one of those was measured, only the
+        overloaded mode itself is excluded. If every mode would be excluded, all are allowed: a device without a front
+        could not train at all.
         """
         inherent = self.overloaded[~_at_least(self.measured, self.overloaded).any(axis=0)]
-        excluded = _at_least(modes, inherent).any(axis=1) | (modes[:, None] == self.given_up).all(axis=2).any(axis=1)
-        excluded &= ~(modes[:, None] == self.measured).all(axis=2).any(axis=1)
+        excluded = _at_least(modes, inherent).any(axis=1) | _among(modes, self.given_up) | self._is_unreached(modes)
+        excluded &= ~_among(modes, self.measured)
         return np.asarray(~excluded | excluded.all())
+
+
+def _among(modes: ModeArray, others: ModeArray) -> NDArray[np.bool_]:
+    """Return `[n]` booleans: whether each of `[n, 4]` modes is one of `[m, 4]`."""
+    return np.asarray((modes[:, None] == others).all(axis=2).any(axis=1))
 
 
 def _at_least(modes: ModeArray, others: ModeArray) -> NDArray[np.bool_]:

@@ -8,7 +8,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from edge_agent.devices.device import Device, DutyNotKeptError, ModeNotAppliedError, require_in_force
+from edge_agent.devices.device import (
+    Device,
+    DutyNotKeptError,
+    KnobNotReachedError,
+    ModeNotAppliedError,
+    require_in_force,
+)
 from edge_agent.profiling.journal import Discarded, Journal, ModeRecord
 from edge_agent.profiling.mode_measurement import (
     DEFAULT_SETTINGS,
@@ -54,14 +60,16 @@ class Profiler:
         self._settings = settings
         self._disturbed = False
         self._temperature_known = False
-        self._failed: set[PowerMode] = set()
+        self._failed: set[PowerMode | tuple[str, int]] = set()
+        self._unreached: set[tuple[str, int]] = set()
         self.left_out: list[PowerMode] = []
 
     def profile(self, modes: Iterable[PowerMode], step: Step, journal: Journal) -> Generator[ModeRecord, None, None]:
         """Measure the modes missing from the journal; each record is in the journal when it is yielded.
 
         A disturbed mode is measured again once the board is cool, up to the number of attempts in the settings. A mode
-        that does not take effect, or cannot be measured, is skipped for now. Discarded measurements are journalled too.
+        that does not take effect, or cannot be measured, is skipped for now. If that is due to one knob, all modes with
+        its value are skipped for now, and count as one. Discarded measurements are journalled too.
         Close the iterator when leaving early: it holds the fan until its end.
 
         Args:
@@ -75,8 +83,11 @@ class Profiler:
             MeasurementError: they failed, and the last one had too few settled power samples within the patience.
             TooHotError: the board did not cool down within the patience.
         """
+        self._unreached.clear()
         with self._device.measuring():
             for mode in journal.remaining(modes):
+                if not self._unreached.isdisjoint(mode._asdict().items()):
+                    continue
                 record = self._undisturbed(mode, step, journal)
                 if record is not None:
                     self._failed.clear()
@@ -145,19 +156,28 @@ class Profiler:
             except (DisturbedError, ModeNotAppliedError, MeasurementError) as error:
                 reason = str(error)
                 took_s = self._device.clock.now_s() - begin_s
-                journal.append(Discarded(mode, reason, minibatches, took_s, isinstance(error, OverloadedError)))
+                discarded = _discarded(mode, error, minibatches, took_s)
+                journal.append(discarded)
                 if not isinstance(error, DisturbedError):
-                    self._note_failure(mode, error)
+                    self._note_failure(discarded, error)
                     return None
                 self._disturbed = True
         _log.warning("skipping mode %s, disturbed %d times: %s", mode.label(), self._settings.limits.attempts, reason)
         return None
 
-    def _note_failure(self, mode: PowerMode, error: WattfleetError) -> None:
-        self._failed.add(mode)
+    def _note_failure(self, discarded: Discarded, error: WattfleetError) -> None:
+        if (unreached := discarded.unreached_value) is not None:
+            self._unreached.add(unreached)
+        self._failed.add(unreached or discarded.mode)
         if len(self._failed) >= min(_FAILED_IN_A_ROW, len(self._device.modes)):
             raise error
-        _log.warning("skipping mode %s for now: %s", mode.label(), error)
+        _log.warning("skipping mode %s for now: %s", discarded.mode.label(), error)
+
+
+def _discarded(mode: PowerMode, error: WattfleetError, minibatches: int, seconds: float) -> Discarded:
+    """Return the record of a measurement that an error ended."""
+    knob = error.knob if isinstance(error, KnobNotReachedError) else None
+    return Discarded(mode, str(error), minibatches, seconds, isinstance(error, OverloadedError), knob)
 
 
 def _finished(measurement: ModeMeasurement, step: Step) -> ModeRecord:
@@ -304,10 +324,7 @@ class ProductiveProfiler:
             measurement.stop()
             self._measurement = None
             self._spans_pass = False
-            overloaded = isinstance(error, OverloadedError)
-            self._discard(
-                Discarded(measurement.mode, str(error), measurement.minibatches, measurement.seconds, overloaded)
-            )
+            self._discard(_discarded(measurement.mode, error, measurement.minibatches, measurement.seconds))
             return True
         if record is None:
             return False
@@ -361,7 +378,7 @@ class ProductiveProfiler:
             self._leave()
             self._measure_next()
         except ModeNotAppliedError as error:
-            self._discard(Discarded(self._pending[0], str(error), 0, self._device.clock.now_s() - begin_s))
+            self._discard(_discarded(self._pending[0], error, 0, self._device.clock.now_s() - begin_s))
         else:
             self._temperature_known |= self._measurement.temperature_known
 
@@ -380,6 +397,8 @@ class ProductiveProfiler:
         if self._attempts >= self._settings.limits.attempts:
             _log.warning("skipping mode %s: %s, %d attempts", discarded.mode.label(), discarded.reason, self._attempts)
             self._leave()
+            if (unreached := discarded.unreached_value) is not None:
+                self._pending = [mode for mode in self._pending if unreached not in mode._asdict().items()]
         if self._own_mode is not None:
             self._device.apply(self._own_mode)
         if not self._pending:

@@ -1,4 +1,4 @@
-"""A faked Jetson: a folder with the kernel files of one of five boards, which react to writes, and its nvpmodel."""
+"""A faked Jetson: a folder with the kernel files of a board, which react to writes, and its nvpmodel."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 import shutil
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.sysfs import SysfsDevice
@@ -18,7 +19,7 @@ from wattfleet.common.clock import VirtualClock
 from wattfleet.common.programs import ProgramResult
 
 # --- Jetson boards ----------------------------------------------------------------------------------------------------
-# The kernel files of five Jetsons, for the faked trees.
+# The kernel files of Jetsons, for the faked trees.
 
 
 ORIN_EMC = (204_000_000, 665_600_000, 2_133_000_000, 3_199_000_000)
@@ -37,7 +38,9 @@ class FakedBoard:
     """One kind of board with one JetPack.
 
     `policies` are cores that share a clock; `chips` are INA3221s, each with its three channels: name, mV and mA
-    (hwmon), or name and mW (iio); `power_mw` is what the board draws by these.
+    (hwmon), or name and mW (iio); `power_mw` is what the board draws by these. Without `emc_cap`, the memory has a node
+    of devfreq if `emc_hz` has several frequencies. `input_mw` is measured by an INA238, and `fan_enable` is the file
+    beside the fan's speed, where 0 means off. Each of `further_gpus` is another node of the GPU.
     """
 
     name: str
@@ -61,6 +64,18 @@ class FakedBoard:
     hottest_c: float
     throttled: tuple[int, ...]
     has_fan: bool
+    input_mw: int | None = None
+    fan_enable: int | None = None
+    further_gpus: tuple[str, ...] = ()
+    tpc_mask: int | None = None
+
+    @property
+    def has_memory_node(self) -> bool:
+        return not self.emc_cap and len(self.emc_hz) > 1
+
+    @property
+    def gpus(self) -> list[str]:
+        return [f"/sys/class/devfreq/{name}" for name in (self.gpu, *self.further_gpus)]
 
     @property
     def cores(self) -> int:
@@ -73,6 +88,7 @@ class FakedBoard:
 
 CAP_4_5 = "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
 CAP_6 = "/sys/kernel/nvpmodel_clk_cap/emc"
+MEMORY_NODE = "/sys/class/devfreq/bwmgr"
 
 _AGX_CHIPS = (
     (("VDD_GPU_SOC", 19_000, 400), ("VDD_CPU_CV", 19_000, 200), ("VIN_SYS_5V0", 5_000, 900)),
@@ -208,6 +224,112 @@ NANO = FakedBoard(
 
 FAKED_BOARDS = (AGX_ORIN_JP5, AGX_ORIN_JP6, ORIN_NANO, XAVIER_AGX, NANO)
 
+_R36 = "# R36 (release), REVISION: 4.7, GCID: 1, BOARD: generic, EABI: aarch64"
+_R39 = "# R39 (release), REVISION: 2.0, GCID: 45755727, BOARD: generic, EABI: aarch64"
+_JETPACK_7: dict[str, Any] = {"release": _R39, "jetpack": 7, "kernel": (6, 8)}
+
+
+def _orin(name: str, kind: str, kit: str, module: str, **facts: Any) -> FakedBoard:
+    base = AGX_ORIN_JP6 if kind == "agx-orin" else ORIN_NANO
+    compatible = f"nvidia,{kit}+{module}\0nvidia,{module.removesuffix('-super')}\0nvidia,tegra234"
+    values = {"kind": kind, "model": f"NVIDIA Jetson {name}", "compatible": compatible, "release": _R36} | facts
+    return replace(base, name=name, **values)
+
+
+def gpu_steps(highest_mhz: float) -> tuple[int, ...]:
+    return tuple(int(hz) for hz in range(306_000_000, int(highest_mhz * 1e6) + 1, 102_000_000))
+
+
+_SUPER: dict[str, Any] = {"emc_hz": ORIN_EMC, "cpu_khz": ladder_khz(22)}
+_NX: dict[str, Any] = {"cpu_khz": ladder_khz(25, 1_984_000), "emc_hz": ORIN_EMC}
+_EIGHT_CORES: dict[str, Any] = {"policies": ((0, 1, 2, 3), (4, 5, 6, 7))}
+_KIT = "p3768-0000"
+
+ORIN_NANO_SUPER = _orin(
+    "Orin Nano 8GB Super", "orin-nano", _KIT, "p3767-0005-super", gpu_hz=gpu_steps(1020), **_SUPER,
+    model="NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super",
+)  # fmt: skip
+XAVIER_NX = replace(
+    ORIN_NANO,
+    name="Xavier NX",
+    kind="xavier-nx",
+    model="NVIDIA Jetson Xavier NX Developer Kit",
+    compatible="nvidia,p3449-0000+p3668-0000\0nvidia,p3509-0000+p3668-0000\0nvidia,tegra194",
+    release="# R35 (release), REVISION: 6.5, GCID: 1, BOARD: t186ref, EABI: aarch64",
+    jetpack=5,
+    kernel=(5, 10),
+    policies=((0, 1), (2, 3), (4, 5)),
+    gpu="17000000.gv11b",
+    gpu_of_node="gv11b",
+    gpu_hz=(114_750_000, 204_000_000, 1_109_250_000),
+    emc_cap=CAP_4_5,
+    emc_hz=(204_000_000, 408_000_000, 665_600_000, 1_600_000_000, 1_866_000_000),
+)
+# VDD_GPU is gated, and measures slightly less than nothing.
+_THOR_CHIPS = ((("VDD_GPU", 19_000, -4), ("VDD_CPU_SOC_MSS", 19_000, 700), ("VIN_SYS_5V0", 5_000, 2_400)),)
+THOR_T5000 = replace(
+    ORIN_NANO,
+    name="Thor T5000",
+    kind="agx-thor",
+    model="NVIDIA Jetson AGX Thor Developer Kit",
+    compatible="nvidia,p4071-0000+p3834-0008\0nvidia,p3834-0008\0nvidia,tegra264",
+    policies=tuple((core,) for core in range(14)),
+    cpu_khz=(972_000, 1_296_000, 1_998_000, 2_601_000),
+    gpu="gpu-gpc-0",
+    gpu_of_node="",
+    gpu_hz=(315_000_000, 1_386_000_000, 1_530_000_000, 1_575_000_000),
+    further_gpus=("gpu-gpc-1", "gpu-gpc-2"),
+    emc_cap="",
+    emc_hz=(665_600_000, 2_133_000_000, 4_266_000_000),
+    has_bpmp=False,
+    chips=_THOR_CHIPS,
+    input_mw=41_200,
+    power_mw=41_200,
+    zones=(("soc012-thermal", 45_000), ("tj-thermal", 48_000)),
+    hottest_c=48.0,
+    fan_enable=1,
+    tpc_mask=0,
+    **_JETPACK_7,
+)
+THOR_T4000 = replace(
+    THOR_T5000,
+    name="Thor T4000",
+    model="NVIDIA Jetson T4000",
+    compatible="nvidia,p4071-0000+p3834-0000\0nvidia,p3834-0000\0nvidia,tegra264",
+    policies=tuple((core,) for core in range(12)),
+    further_gpus=(),
+    # The node of the memory lists no frequencies.
+    emc_hz=(4_266_000_000,),
+)
+JETSONS = (
+    _orin("AGX Orin 32GB", "agx-orin", "p3737-0000", "p3701-0004", gpu_hz=gpu_steps(918), **_EIGHT_CORES),
+    _orin("AGX Orin 64GB", "agx-orin", "p3737-0000", "p3701-0005", tpc_mask=0, **_JETPACK_7),
+    _orin("AGX Orin Industrial", "agx-orin", "p3740-0002", "p3701-0008", gpu_hz=gpu_steps(1185)),
+    _orin("Orin NX 8GB", "orin-nx", _KIT, "p3767-0001", gpu_hz=gpu_steps(765), **_NX),
+    _orin("Orin NX 8GB Super", "orin-nx", _KIT, "p3767-0001-super", gpu_hz=gpu_steps(1173), **_NX),
+    _orin("Orin NX 16GB", "orin-nx", _KIT, "p3767-0000", gpu_hz=gpu_steps(918), **_NX, **_EIGHT_CORES),
+    _orin(
+        "Orin NX 16GB Super",
+        "orin-nx",
+        _KIT,
+        "p3767-0000-super",
+        gpu_hz=gpu_steps(1173),
+        **_NX,
+        **_EIGHT_CORES,
+        **_JETPACK_7,
+    ),  # fmt: skip
+    _orin("Orin Nano 4GB", "orin-nano", _KIT, "p3767-0004", **_JETPACK_7),
+    _orin("Orin Nano 4GB Super", "orin-nano", _KIT, "p3767-0004-super", gpu_hz=gpu_steps(1020), **_SUPER),
+    _orin("Orin Nano 8GB", "orin-nano", _KIT, "p3767-0003"),
+    ORIN_NANO_SUPER,
+    replace(XAVIER_AGX, name="AGX Xavier"),
+    XAVIER_NX,
+    THOR_T4000,
+    THOR_T5000,
+    replace(NANO, name="Nano"),
+)
+"""Every module that is supported, in one of its configurations; `AGX_ORIN_JP5` and others are further ones."""
+
 
 # --- Jetson tree ------------------------------------------------------------------------------------------------------
 # A folder with a Jetson's kernel files, which react to writes as the kernel does.
@@ -275,9 +397,11 @@ class FakedJetson(Tree):
     def everything(self) -> dict[str, str | bool]:
         """All settable values, to compare the settings in force."""
         knobs = [*self.glob(f"{CPU}/cpu*/online"), *self.glob(f"{CPU}/cpufreq/policy*/scaling_m*_freq")]
-        knobs += [f"{self.gpu}/min_freq", f"{self.gpu}/max_freq", self.board.emc_cap]
-        knobs += [f"{LOCK}/mrq_rate_locked"] if self.board.has_bpmp else []
+        knobs += self.glob("/sys/class/devfreq/*/m*_freq")
+        knobs += [self.board.emc_cap] if self.board.emc_cap else []
+        knobs += [f"{LOCK}/mrq_rate_locked", f"{LOCK}/state"] if self.board.has_bpmp else []
         knobs += [self.fan] if self.board.has_fan else []
+        knobs += self.glob("/sys/devices/platform/pwm-fan*/hwmon/hwmon*/pwm1_enable")
         return {path: self.location(path).read_text().strip() for path in knobs} | {"fan": self.fan_service_runs}
 
     def read(self, path: str) -> str:
@@ -302,13 +426,13 @@ class FakedJetson(Tree):
             self._set_online(int(folder.rpartition("cpu")[2]), text)
         elif name in ("scaling_min_freq", "scaling_max_freq", "min_freq", "max_freq"):
             self._set_limit(path, folder, name, int(text))
-        elif path == self.board.emc_cap:
+        elif self.board.emc_cap and path == self.board.emc_cap:
             self._set_cap(int(text))
         elif path == f"{LOCK}/rate":
             self._set_rate(int(text))
         else:
             super().write(path, text)
-        if path in (self.board.emc_cap, f"{LOCK}/mrq_rate_locked"):
+        if self.board.has_bpmp and path in (self.board.emc_cap, f"{LOCK}/mrq_rate_locked"):
             self._follow_cap()
 
     def run(self, command: Sequence[str], answer: str) -> ProgramResult:
@@ -353,13 +477,24 @@ class FakedJetson(Tree):
     def _make_gpu(self) -> None:
         self.put("/sys/class/devfreq/15340000.vic/device/of_node/name", "vic")
         self.put("/sys/class/devfreq/15340000.vic/available_frequencies", "115200000 601600000")
-        self.put(f"{self.gpu}/device/of_node/name", f"{self.board.gpu_of_node}\0")
-        self.put(f"{self.gpu}/available_frequencies", " ".join(map(str, self.board.gpu_hz)))
-        self.put(f"{self.gpu}/min_freq", self.board.gpu_hz[0])
-        self.put(f"{self.gpu}/max_freq", self.board.gpu_hz[-1])
+        if self.board.gpu_of_node:
+            self.put(f"{self.gpu}/device/of_node/name", f"{self.board.gpu_of_node}\0")
+        for node in self.board.gpus:
+            self._make_node(node, self.board.gpu_hz)
+        if self.board.tpc_mask is not None:
+            self.put("/sys/devices/platform/gpu.0/tpc_pg_mask", self.board.tpc_mask)
+
+    def _make_node(self, node: str, table: tuple[int, ...], has_table: bool = True) -> None:
+        if has_table:
+            self.put(f"{node}/available_frequencies", " ".join(map(str, table)))
+        self.put(f"{node}/min_freq", table[0])
+        self.put(f"{node}/max_freq", table[-1])
 
     def _make_memory(self) -> None:
         top = self.board.emc_hz[-1]
+        if not self.board.emc_cap:
+            self._make_node(MEMORY_NODE, self.board.emc_hz, has_table=self.board.has_memory_node)
+            return
         self.put(self.board.emc_cap, 0 if self.board.emc_cap == CAP_4_5 else top)
         if self.board.has_bpmp:
             self.put(f"{BPMP}/emc/possible_rates", " ".join(str(hz // 1000) for hz in self.board.emc_hz))
@@ -382,6 +517,12 @@ class FakedJetson(Tree):
                     self.put(f"{folder}/rail_name_{channel}", name)
                     self.put(f"{folder}/in_power{channel}_input", measured[0])
 
+        if self.board.input_mw is not None:
+            folder = "/sys/bus/i2c/drivers/ina238/2-0044/hwmon/hwmon5"
+            self.put(f"{folder}/power1_input", 1000 * self.board.input_mw)
+            self.put(f"{folder}/in1_input", 20_000)
+            self.put(f"{folder}/curr1_input", self.board.input_mw // 20)
+
     def _make_thermal_zones(self) -> None:
         for number, (kind, millidegrees) in enumerate(self.board.zones):
             zone = f"/sys/class/thermal/thermal_zone{number}"
@@ -396,6 +537,8 @@ class FakedJetson(Tree):
             self.put(f"/sys/class/hwmon/hwmon1/oc{number}_event_cnt", count)
         if self.board.has_fan:
             self.put("/sys/devices/platform/pwm-fan/hwmon/hwmon2/pwm1", 80)
+        if self.board.fan_enable is not None:
+            self.put(f"{self.fan}_enable", self.board.fan_enable)
 
     def _set_online(self, core: int, text: str) -> None:
         super().write(f"{CPU}/cpu{core}/online", text)
@@ -494,7 +637,7 @@ def conf_text(tree: FakedJetson) -> str:
         lines += [f"{limit.upper()}_FREQ {folder}/scaling_{limit}_freq" for limit in ("max", "min")]
     lines += ["", "< PARAM TYPE=CLOCK NAME=GPU >", f"FREQ_TABLE {tree.gpu}/available_frequencies"]
     lines += [f"MAX_FREQ {tree.gpu}/max_freq", f"MIN_FREQ {tree.gpu}/min_freq"]
-    lines += ["", "< PARAM TYPE=CLOCK NAME=EMC >", f"MAX_FREQ {board.emc_cap}"]
+    lines += ["", "< PARAM TYPE=CLOCK NAME=EMC >", f"MAX_FREQ {board.emc_cap}"] if board.emc_cap else []
     half, quarter = board.cores // 2, max(board.cores // 4, 1)
     uncapped = -1 if board.emc_cap == CAP_6 else 0
     for mode_id, name, cores, khz, hz, mem_hz, mask in (
@@ -509,12 +652,13 @@ def conf_text(tree: FakedJetson) -> str:
             if (number if board.jetpack >= 6 else policy) < cores:
                 lines += [f"CPU_A78_{number} MIN_FREQ {board.cpu_khz[0]}", f"CPU_A78_{number} MAX_FREQ {khz}"]
         lines += [f"GPU MIN_FREQ {board.gpu_hz[0]}", f"GPU MAX_FREQ {hz}"]
-        lines += ["GPU_POWER_CONTROL_DISABLE GPU_PWR_CNTL_DIS auto", f"EMC MAX_FREQ {mem_hz}"]
+        lines += ["GPU_POWER_CONTROL_DISABLE GPU_PWR_CNTL_DIS auto"]
+        lines += [f"EMC MAX_FREQ {mem_hz}"] if board.emc_cap else []
     return "\n".join([*lines, "", "< PM_CONFIG DEFAULT=1 >", "< FAN_CONFIG DEFAULT=quiet >", ""])
 
 
 class FakedNvpmodel:
-    """Behaves like nvpmodel: `mood` is works, reboots, chroot, ignores, fails or missing."""
+    """Behaves like nvpmodel: `mood` is works, works-but-fails (as on JetPack 7), chroot, ignores, fails or missing."""
 
     def __init__(self, tree: FakedJetson) -> None:
         self.tree, self.mood, self.mode_id, self.mask, self.rebooted = tree, "works", 0, "0", False
@@ -551,7 +695,7 @@ class FakedNvpmodel:
         self._write(settings)
         self.mode_id = mode_id
         self.tree.put(CONF_IN_FORCE, conf)
-        return ProgramResult(0, "")
+        return ProgramResult(1, "NVPM ERROR: optMask is 1") if self.mood == "works-but-fails" else ProgramResult(0, "")
 
     def _write(self, settings: list[list[str]]) -> None:
         tree, board = self.tree, self.tree.board

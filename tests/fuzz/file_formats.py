@@ -17,7 +17,9 @@ from coordinator.budgets.site_file import read_site_file
 from coordinator.settings import CoordinatorSettings
 from coordinator.store.store import Store
 from edge_agent.devices.device import Device
+from edge_agent.devices.jetson.description import describe, open_described, read_described
 from edge_agent.devices.jetson.nvpmodel_conf import parse_conf
+from edge_agent.diagnosis import jetson_findings
 from edge_agent.exporter import read_url
 from edge_agent.paths import EXPORTER_FILE, PROFILE_FILE, REVOKED_FILE, SESSION_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader
@@ -30,6 +32,7 @@ from edge_agent.settings import AgentSettings
 from edge_agent.training.mode_change import BACKUP_FILE, KnobBackup
 from reference_models.proxy.proxy_runs import ProxyRun, RunsHeader, RunsJournal, stored_evaluate_every
 from tests.fakes.agent_settings import only_workload
+from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson
 from tests.fakes.fleets import front
 from tests.fakes.stored_records import fill, served_by
 from wattfleet.common.settings.model import load
@@ -110,10 +113,22 @@ def formats(profiled: Path, board: Device, folder: Path) -> dict[str, Format]:
             lambda at: parse_conf((at / "nvpmodel.conf").read_text(errors="replace"), "nvpmodel.conf").text(),
             is_a_file=False,
         ),
+        "description of a board": Format({"board.toml": _description(folder)}, _read_description, is_a_file=False),
         "Prometheus answer": Format({"answer.json": _ANSWER}, _read_answer, is_a_file=False),
         "journal of proxy runs": Format({"runs.jsonl": _proxy_runs(folder)}, _open_proxy_runs),
         "store": Format({"coordinator.db": _store(folder)}, _open_store),
     }
+
+
+def _description(folder: Path) -> bytes:
+    tree = FakedJetson(folder / "jetson", ORIN_NANO)
+    tree.put("/etc/nvpmodel.conf", _NVPMODEL.decode())
+    return describe(tree)[0].encode()
+
+
+def _read_description(folder: Path) -> object:
+    path = folder / "board.toml"
+    return list(jetson_findings(read_described(path))), open_described(path).knobs()
 
 
 def _proxy_runs(folder: Path) -> bytes:

@@ -4,12 +4,145 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
 
 from edge_agent.devices.tree import Tree
+from wattfleet.common.parsing import parse_toml
 from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.device_state import BoardSample
+
+# --- Description ------------------------------------------------------------------------------------------------------
+# What the agent has to know of a kind of board and cannot read from its kernel: one file a kind.
+
+OWN_BOARDS = "/etc/wattfleet/boards"
+"""Folder for the descriptions of boards that Wattfleet does not have, or has wrong."""
+DESCRIBE = "describe it with `sudo wattfleet agent describe`, which says what to do with the file"
+"""What to do with an unknown board."""
+
+_SHIPPED = Path(__file__).parent / "boards"
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
+
+
+@dataclass(frozen=True)
+class BoardDescription:
+    """What is known of a kind of board, and its kernel does not say.
+
+    Attributes:
+        kind: its name, such as `agx-orin`.
+        modules: the products of this kind, for people.
+        compatible: parts of the device tree's `compatible` that only this kind has.
+        rails: the power rails whose sum is the board's power: the input rail if it is measured, else all rails.
+        memory_hz: the memory's usual frequencies, Hz, used if the kernel does not list them.
+        memory_is_listed: whether debugfs of this kind lists the memory's frequencies.
+        tpcs: TPCs of its chip; a module may have fewer, as the others are always off. None if unknown.
+        gpu_driver: the kernel module that offers the GPU's frequencies.
+        power_driver: the kernel module that reads the power rails.
+        super_memory_hz: a further frequency of the memory with NVIDIA's Super clocks, Hz; None if there is none.
+        super_gpu_hz: the GPU's frequency in MAXN_SUPER, Hz; None without such a mode.
+        without_power_monitor: parts of `compatible` of kits that cannot measure their power.
+    """
+
+    kind: str
+    modules: tuple[str, ...]
+    compatible: tuple[str, ...]
+    rails: tuple[str, ...]
+    memory_hz: tuple[int, ...]
+    memory_is_listed: bool = True
+    tpcs: int | None = None
+    gpu_driver: str = "nvgpu"
+    power_driver: str = "ina3221"
+    super_memory_hz: int | None = None
+    super_gpu_hz: int | None = None
+    without_power_monitor: tuple[str, ...] = ()
+
+    def content(self) -> dict[str, Any]:
+        """Return it as TOML-compatible values, without the default ones."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+            if value != defaults[name]
+        }
+
+
+def parse_description(content: bytes, name: str) -> BoardDescription:
+    """Parse the description of a board: the table `board` of a TOML file. Other tables are ignored.
+
+    Args:
+        content: the file's content.
+        name: the file's name, for messages.
+
+    Raises:
+        InvalidInputError: it is not a description.
+    """
+    try:
+        found = parse_toml(content).get("board")
+    except ValueError as error:
+        raise InvalidInputError(f"{name}: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidInputError(f"{name}: has no table [board]; `wattfleet agent describe` writes one")
+    known = {field.name: field for field in fields(BoardDescription)}
+    if unknown := set(found) - set(known):
+        raise InvalidInputError(f"{name}: unknown {', '.join(sorted(unknown))}; [board] may have {', '.join(known)}")
+    values: dict[str, Any] = {}
+    for key, value in found.items():
+        if (expected := _problem(str(known[key].type), value)) is not None:
+            raise InvalidInputError(f"{name}: {key} has to be {expected}, not {value!r}")
+        values[key] = tuple(value) if isinstance(value, list) else value
+    needed = [field.name for field in fields(BoardDescription)[:5]]
+    if missing := [key for key in needed if not values.get(key)]:
+        raise InvalidInputError(f"{name}: lacks {', '.join(missing)}")
+    if not _NAME.fullmatch(values["kind"]):
+        raise InvalidInputError(f"{name}: kind may have a-z, 0-9, dots and hyphens, not {values['kind']!r}")
+    values["memory_hz"] = tuple(sorted(values["memory_hz"]))
+    return BoardDescription(**values)
+
+
+def _problem(kind: str, value: Any) -> str | None:
+    """Return what a value of a description should have been; None if it is of its kind."""
+    each = value if isinstance(value, list) else [value]
+    are_texts = all(isinstance(one, str) and one for one in each)
+    are_numbers = all(type(one) is int and one > 0 for one in each)
+    is_right, expected = {
+        "str": (are_texts and each is not value, "a text"),
+        "bool": (isinstance(value, bool), "true or false"),
+        "int | None": (are_numbers and each is not value, "a positive number"),
+        "tuple[str, ...]": (are_texts and each is value, "a list of texts"),
+        "tuple[int, ...]": (are_numbers and each is value, "a list of positive numbers"),
+    }[kind]
+    return None if is_right else expected
+
+
+@cache
+def shipped_boards() -> tuple[BoardDescription, ...]:
+    """Return the descriptions that come with Wattfleet."""
+    return tuple(parse_description(path.read_bytes(), path.name) for path in sorted(_SHIPPED.glob("*.toml")))
+
+
+def known_board(tree: Tree) -> BoardDescription | None:
+    """Return the description of a board; None if there is none.
+
+    Raises:
+        InvalidInputError: one in the machine's own folder cannot be read.
+    """
+    compatible = _text_of(tree, _COMPATIBLE)
+    boards = _all_boards(tree)
+    return next((board for board in boards if any(part in compatible for part in board.compatible)), None)
+
+
+def _all_boards(tree: Tree) -> tuple[BoardDescription, ...]:
+    """Return all descriptions: those in the machine's own folder first, then the shipped ones."""
+    own = []
+    for path in tree.glob(f"{OWN_BOARDS}/*.toml"):
+        try:
+            own.append(parse_description(tree.read(path).encode(), path))
+        except OSError as error:
+            raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+    return (*own, *shipped_boards())
+
 
 # --- Identity ---------------------------------------------------------------------------------------------------------
 # Identifies the Jetson and its software.
@@ -19,18 +152,6 @@ _COMPATIBLE = "/proc/device-tree/compatible"
 _MODEL = "/proc/device-tree/model"
 _RELEASE = "/etc/nv_tegra_release"
 
-# The part number of the module, or that of the kit if an old device tree names only that.
-_KINDS = (
-    (re.compile(r"p3701-"), "agx-orin"),
-    (re.compile(r"p3767-000[0-2]"), "orin-nx"),
-    (re.compile(r"p3767-000[3-5]"), "orin-nano"),
-    (re.compile(r"p2888-|p2972-"), "xavier-agx"),
-    (re.compile(r"p3668-"), "xavier-nx"),
-    (re.compile(r"p3834-"), "agx-thor"),
-    (re.compile(r"p3448-|p3450-|jetson-nano"), "nano"),
-)
-# The kit Nano 2GB, which has no power monitor. Its module is that of the Nano.
-_NANO_2GB = "p3542-"
 # Files that only a Jetson has, and that a container shows without its device tree.
 _SIGNS = (
     _RELEASE,
@@ -56,22 +177,31 @@ class JetsonIdentity:
     """A Jetson and its software.
 
     Attributes:
-        kind: kind of board, such as `agx-orin`.
+        board: what is known of its kind.
         model: the board's own name.
         l4t: release of Jetson Linux, such as `35.4.1`; None if unknown.
         jetpack: major version of JetPack; None if unknown.
-        soc: chip, such as `tegra234`.
         is_super: whether its device tree has NVIDIA's Super clocks.
         has_power_monitor: whether this kit can measure its power at all.
     """
 
-    kind: str
+    board: BoardDescription
     model: str
     l4t: str | None
     jetpack: int | None
-    soc: str
     is_super: bool
     has_power_monitor: bool
+
+    @property
+    def kind(self) -> str:
+        """Kind of board, such as `agx-orin`."""
+        return self.board.kind
+
+    @property
+    def usual_memory_hz(self) -> tuple[int, ...]:
+        """The memory's usual frequencies, Hz, used if the kernel does not list them."""
+        further_hz = self.board.super_memory_hz if self.is_super else None
+        return tuple(sorted({*self.board.memory_hz, *([further_hz] if further_hz else [])}))
 
 
 def is_jetson(tree: Tree) -> bool:
@@ -93,7 +223,7 @@ def identify(tree: Tree) -> JetsonIdentity:
     """Identify the board and its software.
 
     Raises:
-        InvalidInputError: it is not a Jetson, its device tree is hidden, or its power rails are unknown.
+        InvalidInputError: it is not a Jetson, its device tree is hidden, or there is no description of it.
     """
     compatible = _text_of(tree, _COMPATIBLE)
     if (sign := sign_of_hidden_jetson(tree)) is not None:
@@ -103,22 +233,21 @@ def identify(tree: Tree) -> JetsonIdentity:
         )
     if not is_jetson(tree):
         raise InvalidInputError(f"not a Jetson: {_COMPATIBLE} does not name an NVIDIA Tegra")
-    kind = next((kind for pattern, kind in _KINDS if pattern.search(compatible)), None)
-    if kind is None:
+    board = known_board(tree)
+    if board is None:
         raise InvalidInputError(
             f"{_COMPATIBLE}: unknown board {', '.join(compatible.split())}; supported are"
-            f" {', '.join(kind for _, kind in _KINDS)}"
+            f" {', '.join(board.kind for board in _all_boards(tree))}; {DESCRIBE}"
         )
     release = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", _text_of(tree, _RELEASE))
     model = _text_of(tree, _MODEL) or "unnamed"
     return JetsonIdentity(
-        kind=kind,
+        board=board,
         model=model,
         l4t=f"{release[1]}.{release[2]}" if release else None,
         jetpack=_JETPACK_OF_L4T.get(int(release[1])) if release else None,
-        soc=re.findall(r"nvidia,(tegra\w+)", compatible)[0],
         is_super="-super" in compatible or model.endswith("Super"),
-        has_power_monitor=_NANO_2GB not in compatible,
+        has_power_monitor=not any(part in compatible for part in board.without_power_monitor),
     )
 
 
@@ -140,18 +269,6 @@ _IIO_NAMES = "/sys/bus/i2c/drivers/ina3221x/*/iio:device*/rail_name_*"
 _INPUT_POWERS = "/sys/bus/i2c/drivers/ina238/*/hwmon/hwmon*/power1_input"
 _INPUT = "VIN"
 _NOT_CONNECTED = "NC"
-
-_BOARD_RAILS = {
-    # VDDQ_VDD2_1V8AO is measured inside VIN_SYS_5V0 (NVIDIA's guide of Jetson Linux 36).
-    "agx-orin": ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),
-    "orin-nx": ("VDD_IN",),
-    "orin-nano": ("VDD_IN",),
-    "xavier-agx": ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),
-    "xavier-nx": ("VDD_IN",),
-    "agx-thor": ("VIN",),
-    "nano": ("POM_5V_IN",),
-}
-"""Rails whose sum is the power of each kind of board: the input rail if it is measured, else all rails."""
 
 
 @dataclass(frozen=True)
@@ -260,12 +377,12 @@ class BoardPower:
 
     Args:
         tree: the board's files.
-        kind: kind of board.
+        rails: the rails whose sum it is.
     """
 
-    def __init__(self, tree: Tree, kind: str) -> None:
+    def __init__(self, tree: Tree, rails: tuple[str, ...]) -> None:
         found = find_rails(tree)
-        self.rails = _BOARD_RAILS[kind]
+        self.rails = rails
         self.missing = tuple(name for name in self.rails if name not in found)
         self._needed = [found[name] for name in self.rails if name in found]
         self._tree = tree
@@ -303,13 +420,12 @@ def _name_in(tree: Tree, path: str) -> list[str]:
 
 
 # --- GPU power gating -------------------------------------------------------------------------------------------------
-# Parts of the GPU (TPCs) that are off since boot. Only a reboot switches them.
+# Parts of the GPU (TPCs) that are off since boot, which only a reboot switches, and a GPU that MIG splits.
 
-_TPCS = {"tegra194": 4, "tegra234": 8, "tegra264": 10}
-"""TPCs of each chip. A module may have fewer: its others are always off."""
 TPC_MASK = "tpc_pg_mask"
 """The file of the mask of TPCs."""
-_GPUS = ("/sys/devices/gpu.0", "/sys/devices/platform/gpu.0", "/sys/devices/platform/*.g*", "/sys/devices/*.g*")
+MIG_INSTANCES = "/proc/driver/nvidia/capabilities/gpu*/mig/gi*"
+GPU_FOLDERS = ("/sys/devices/gpu.0", "/sys/devices/platform/gpu.0", "/sys/devices/platform/*.g*", "/sys/devices/*.g*")
 
 
 @dataclass(frozen=True)
@@ -338,19 +454,31 @@ class GpuGating:
         return f"{self.tpcs - (mask & ((1 << self.tpcs) - 1)).bit_count()} of {self.tpcs} TPCs on"
 
 
-def read_gating(tree: Tree, soc: str) -> GpuGating | None:
+def read_gating(tree: Tree, tpcs: int | None) -> GpuGating | None:
     """Return which TPCs of the GPU are on; None if the kernel does not report it.
 
     Args:
         tree: the board's files.
-        soc: its chip, such as `tegra234`.
+        tpcs: TPCs of its chip; None if unknown.
     """
-    for pattern in _GPUS:
+    for pattern in GPU_FOLDERS:
         for path in tree.glob(f"{pattern}/{TPC_MASK}"):
             folder = path.rpartition("/")[0]
             if (mask := read_mask(tree, folder, TPC_MASK)) is not None:
-                return GpuGating(folder, mask, _TPCS.get(soc))
+                return GpuGating(folder, mask, tpcs)
     return None
+
+
+def gpu_parts(tree: Tree, tpcs: int | None) -> list[str]:
+    """Return in words which parts of the GPU a program has, apart from its clocks; empty if all of it.
+
+    Args:
+        tree: the board's files.
+        tpcs: as for `read_gating`.
+    """
+    gating, instances = read_gating(tree, tpcs), len(tree.glob(MIG_INSTANCES))
+    found = [gating.statement] if gating else []
+    return [*found, *([f"split by MIG into {instances}"] if instances else [])]
 
 
 def read_mask(tree: Tree, folder: str, name: str) -> int | None:

@@ -448,11 +448,12 @@ def _limits(policy: str) -> tuple[str, str]:
 # The GPU's frequency.
 
 _NODE_NAMES = ("gpu", "ga10b", "gv11b")
-# The GPU of Thor has no name in the device tree.
-_UNNAMED_NODE = "/sys/class/devfreq/gpu-gpc-0"
+# The GPU of Thor has no name in the device tree, and may have a node for each of its parts.
+_UNNAMED_NODES = "/sys/class/devfreq/gpu-gpc-*"
 _FULL_LOAD = 1000
-GPU_DRIVER = "nvgpu"
-"""The kernel module that offers the GPU's frequencies. An upstream kernel does not have it."""
+
+RangesHz = tuple[tuple[int, int], ...]
+"""The lowest and the highest frequency of each node of a GPU, Hz."""
 
 
 class Gpu:
@@ -460,16 +461,27 @@ class Gpu:
 
     Args:
         tree: the board's files.
+        driver: the kernel module that offers the frequencies, for messages. An upstream kernel does not have it.
 
     Raises:
         InvalidInputError: there is no GPU, or the kernel lists no frequencies.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, driver: str) -> None:
         self._tree = tree
-        self.folder = _folder(tree)
-        self.table_hz = table_of(tree, f"{self.folder}/available_frequencies")
-        self._limits = f"{self.folder}/min_freq", f"{self.folder}/max_freq"
+        folders = _folders(tree, driver)
+        self.folder = folders[0]
+        # A mode is a frequency that all nodes have.
+        tables = [set(table_of(tree, f"{folder}/available_frequencies")) for folder in folders]
+        self.table_hz = tuple(sorted(set.intersection(*tables)))
+        if not self.table_hz:
+            raise InvalidInputError(f"{', '.join(folders)}: the nodes of the GPU have no frequency in common")
+        self._limits = [(f"{folder}/min_freq", f"{folder}/max_freq") for folder in folders]
+        self._names = [f"gpu{f'-{place}' if place else ''}" for place in range(len(folders))]
+
+    def at(self, lowest_hz: int, highest_hz: int) -> RangesHz:
+        """Return the settings of a frequency range, the same for all nodes."""
+        return ((lowest_hz, highest_hz),) * len(self._limits)
 
     def frequency_hz(self) -> int:
         """Return the highest frequency of the table that the GPU's current limit allows, Hz.
@@ -477,7 +489,7 @@ class Gpu:
         Raises:
             ModeNotAppliedError: the kernel does not report it.
         """
-        return within(self.table_hz, value_of(self._tree, self._limits[1]))
+        return within(self.table_hz, max(value_of(self._tree, highest) for _, highest in self._limits))
 
     def use_share(self) -> float | None:
         """Return the share of time in which it is busy, 0 to 1; None if the kernel does not report it."""
@@ -486,52 +498,64 @@ class Gpu:
         except (OSError, ValueError):
             return None
 
-    def reductions(self, limits_hz: tuple[int, int]) -> Iterator[Step]:
-        """Yield the steps to a frequency range that do not raise a limit."""
-        return range_reductions(self._tree, self._limits, limits_hz)
+    def reductions(self, ranges_hz: RangesHz) -> Iterator[Step]:
+        """Yield the steps to these settings that do not raise a limit."""
+        for paths, limits in zip(self._limits, ranges_hz, strict=True):
+            yield from range_reductions(self._tree, paths, limits)
 
-    def increases(self, limits_hz: tuple[int, int]) -> Iterator[Step]:
-        """Yield the remaining steps to a frequency range."""
-        return range_increases(self._tree, self._limits, limits_hz)
+    def increases(self, ranges_hz: RangesHz) -> Iterator[Step]:
+        """Yield the remaining steps to these settings."""
+        for paths, limits in zip(self._limits, ranges_hz, strict=True):
+            yield from range_increases(self._tree, paths, limits)
 
-    def not_lowered(self, limits_hz: tuple[int, int]) -> list[str]:
-        """Describe which limits are still higher than these."""
-        return not_lowered(self._tree, zip(self._limits, limits_hz, strict=True))
+    def not_lowered(self, ranges_hz: RangesHz) -> list[str]:
+        """Describe which limits are still higher than in these settings."""
+        return not_lowered(self._tree, self._wanted(ranges_hz))
 
-    def differences(self, limits_hz: tuple[int, int]) -> list[str]:
-        """Describe how the current settings differ from a frequency range."""
-        return differences(self._tree, zip(self._limits, limits_hz, strict=True))
+    def differences(self, ranges_hz: RangesHz) -> list[str]:
+        """Describe how the current settings differ from these."""
+        return differences(self._tree, self._wanted(ranges_hz))
 
     def knobs(self) -> dict[str, str]:
         """Return the current values of all settings that may be changed."""
-        lowest, highest = (value_of(self._tree, path) for path in self._limits)
-        return {"gpu/min_hz": str(lowest), "gpu/max_hz": str(highest)}
+        return {
+            f"{name}/{end}": str(value_of(self._tree, path))
+            for name, paths in zip(self._names, self._limits, strict=True)
+            for end, path in zip(_ENDS, paths, strict=True)
+        }
 
     def written_files(self) -> list[str]:
         """Return the files that are written."""
-        return list(self._limits)
+        return [path for paths in self._limits for path in paths]
 
     def knob_names(self) -> KnobNames:
         """Return the names in `knobs`."""
-        return KnobNames(required={"gpu/min_hz", "gpu/max_hz"})
+        return KnobNames(required={f"{name}/{end}" for name in self._names for end in _ENDS})
 
-    def saved_limits(self, knobs: Mapping[str, int]) -> tuple[int, int]:
-        """Return the frequency range that `knobs` returned, Hz."""
-        return knobs["gpu/min_hz"], knobs["gpu/max_hz"]
+    def saved(self, knobs: Mapping[str, int]) -> RangesHz:
+        """Return the settings that `knobs` returned."""
+        return tuple((knobs[f"{name}/min_hz"], knobs[f"{name}/max_hz"]) for name in self._names)
+
+    def _wanted(self, ranges_hz: RangesHz) -> list[tuple[str, int]]:
+        ends = zip(self._limits, ranges_hz, strict=True)
+        return [each for paths, limits in ends for each in zip(paths, limits, strict=True)]
 
 
-def _folder(tree: Tree) -> str:
+_ENDS = "min_hz", "max_hz"
+
+
+def _folders(tree: Tree, driver: str) -> list[str]:
     for folder in tree.glob("/sys/class/devfreq/*"):
         try:
             if tree.read(f"{folder}/device/of_node/name") in _NODE_NAMES:
-                return folder
+                return [folder]
         except OSError:
             continue
-    if tree.exists(_UNNAMED_NODE):
-        return _UNNAMED_NODE
+    if unnamed := tree.glob(_UNNAMED_NODES):
+        return unnamed
     raise InvalidInputError(
-        f"/sys/class/devfreq: no GPU among its nodes, so its clocks cannot be set: NVIDIA's driver"
-        f" {GPU_DRIVER} is not loaded"
+        f"/sys/class/devfreq: no GPU among its nodes, so its clocks cannot be set: NVIDIA's driver {driver} is not"
+        " loaded, or not yet"
     )
 
 
@@ -544,6 +568,9 @@ _POSSIBLE_KHZ = "/sys/kernel/debug/bpmp/debug/emc/possible_rates"
 _LOCK = "/sys/kernel/debug/bpmp/debug/clk/emc"
 _STATE, _LOCKED, _RATE = f"{_LOCK}/state", f"{_LOCK}/mrq_rate_locked", f"{_LOCK}/rate"
 _MAXIMUM = f"{_LOCK}/max_rate"
+# On Thor, a node of devfreq holds the memory, as one does the GPU.
+_NODE = "/sys/class/devfreq/bwmgr"
+_NODE_TABLE, _NODE_LIMITS = f"{_NODE}/available_frequencies", (f"{_NODE}/min_freq", f"{_NODE}/max_freq")
 
 
 @dataclass(frozen=True)
@@ -554,15 +581,20 @@ class MemorySettings:
         cap: the value of NVIDIA's cap; None without a cap.
         lock_hz: the locked frequency, Hz; 0 releases the lock, and None leaves it as it is.
         state: the state of the memory's clock; None leaves it on if the memory is locked, and else as it is.
+        range_hz: the lowest and the highest frequency of its node, Hz; None without a node.
     """
 
-    cap: int | None
-    lock_hz: int | None
-    state: int | None
+    cap: int | None = None
+    lock_hz: int | None = None
+    state: int | None = None
+    range_hz: tuple[int, int] | None = None
 
 
 class Memory:
-    """The memory's frequencies, Hz: capped by NVIDIA's interface, and held by a lock if debugfs offers one.
+    """The memory's frequencies, Hz.
+
+    They are capped by NVIDIA's interface, and held by a lock if debugfs offers one. Without both, a node of devfreq
+    that lists its frequencies holds them.
 
     Args:
         tree: the board's files.
@@ -577,10 +609,14 @@ class Memory:
         self._cap, self._uncapped = next(((path, none) for path, none in _CAPS if tree.exists(path)), ("", None))
         self.has_lock = tree.exists(_LOCKED) and tree.exists(_RATE)
         self._has_state = self.has_lock and tree.exists(_STATE)
+        self._has_node = not self._cap and not self.has_lock and tree.exists(_NODE_TABLE)
         self.cap_is_fixed = False
         self.table_is_live = True
         try:
-            self.table_hz = tuple(khz * 1000 for khz in table_of(tree, _POSSIBLE_KHZ))
+            if self._has_node:
+                self.table_hz = table_of(tree, _NODE_TABLE)
+            else:
+                self.table_hz = tuple(khz * 1000 for khz in table_of(tree, _POSSIBLE_KHZ))
         except InvalidInputError:
             self.table_hz, self.table_is_live = usual_hz, False
         if not self.table_is_live and self._cap:
@@ -589,14 +625,20 @@ class Memory:
         if tree.exists(_MAXIMUM):
             reachable = tuple(hz for hz in self.table_hz if hz <= value_of(tree, _MAXIMUM))
             self.table_hz = reachable or self.table_hz
-        if not (self._cap or self.has_lock):
+        if not (self._cap or self.has_lock or self._has_node):
             # A memory that cannot be set has only one frequency in the mode space; the kernel chooses the real one.
             self.table_hz = self.table_hz[-1:]
 
     @property
     def interface(self) -> str:
         """The files through which the frequency is set, for messages."""
-        return " and ".join([path for path in (self._cap, _LOCK if self.has_lock else "") if path]) or "none"
+        parts = self._cap, _LOCK if self.has_lock else "", _NODE if self._has_node else ""
+        return " and ".join(filter(None, parts)) or "none"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the frequency can be held, and not only capped."""
+        return self.has_lock or self._has_node
 
     def frequency_hz(self) -> int:
         """Return the locked frequency or, without a lock, the highest of the table within the cap, Hz.
@@ -609,7 +651,7 @@ class Memory:
         if self._cap:
             cap = value_of(self._tree, self._cap)
             return within(self.table_hz, cap) if cap > 0 else self.table_hz[-1]
-        return self.table_hz[-1]
+        return within(self.table_hz, value_of(self._tree, _NODE_LIMITS[1])) if self._has_node else self.table_hz[-1]
 
     def as_cap(self, hz: int) -> int:
         """Return the value to write into NVIDIA's cap for a frequency."""
@@ -622,11 +664,13 @@ class Memory:
             hz: the frequency.
             with_lock: whether to lock it, if it can be locked; if not, the lock stays as it is.
         """
+        if self._has_node:
+            return MemorySettings(range_hz=(hz, hz))
         is_locked = with_lock and self.has_lock
         has_cap = self._cap and not self.cap_is_fixed
         # A locked memory needs no lower cap, and some boards could not raise it again.
         cap = self.as_cap(hz) if has_cap and not (is_locked and self._cap_allows(hz)) else None
-        return MemorySettings(cap, hz if is_locked else None, state=None)
+        return MemorySettings(cap, hz if is_locked else None)
 
     def try_cap(self, uses_lock: bool = True) -> bool:
         """Find out whether the cap can be raised, and leave it as it was; return whether the table has changed.
@@ -644,8 +688,9 @@ class Memory:
         if self.cap_is_fixed or not 0 < held < self.table_hz[-1] or not self._tree.may_write(self._cap):
             return False
         locks = self.has_lock and not self._locked_hz()
+        state = _held(self._tree, _STATE) if locks and self._has_state else None
         if locks:
-            self._lock(MemorySettings(None, within(self.table_hz, held), None))
+            self._lock(MemorySettings(lock_hz=within(self.table_hz, held)))
         with suppress(ModeNotAppliedError):
             set_value(self._tree, self._cap, self.as_cap(self.table_hz[-1]))
         is_raised = _held(self._tree, self._cap) != held
@@ -653,31 +698,43 @@ class Memory:
             set_value(self._tree, self._cap, held)
         if locks:
             set_value(self._tree, _LOCKED, 0)
+        if state is not None:
+            set_value(self._tree, _STATE, state)
         if not is_raised:
             self.cap_is_fixed = True
             reachable = tuple(hz for hz in self.table_hz if hz <= held) or self.table_hz[:1]
             self.table_hz = reachable if self.has_lock and uses_lock else reachable[-1:]
         return self.cap_is_fixed
 
-    def locked_lowest(self) -> MemorySettings:
-        """Return the settings that lower the locked frequency to the lowest; without a lock, they change nothing.
+    def held_lowest(self) -> MemorySettings:
+        """Return the settings that lower the held frequency to the lowest; if none is held, they change nothing.
 
         The cap stays, since some boards cannot raise it again.
         """
-        return MemorySettings(cap=None, lock_hz=self.table_hz[0] if self._locked_hz() else None, state=None)
+        lowest_hz = self.table_hz[0]
+        if self._has_node:
+            return MemorySettings(range_hz=(lowest_hz, lowest_hz))
+        return MemorySettings(lock_hz=lowest_hz if self._locked_hz() else None)
 
     def saved(self, knobs: Mapping[str, int]) -> MemorySettings:
         """Return the settings that `knobs` returned."""
-        return MemorySettings(knobs.get("emc/cap"), knobs.get("emc/lock_hz"), knobs.get("emc/state"))
+        range_hz = (knobs["emc/min_hz"], knobs["emc/max_hz"]) if self._has_node else None
+        return MemorySettings(knobs.get("emc/cap"), knobs.get("emc/lock_hz"), knobs.get("emc/state"), range_hz)
 
     def reductions(self, to: MemorySettings) -> Iterator[Step]:
         """Yield all steps to these settings, if they do not let the memory run faster than the current ones."""
+        if to.range_hz is not None:
+            yield from range_reductions(self._tree, _NODE_LIMITS, to.range_hz)
+            return
         held_hz = self._held_hz()
         if held_hz is None or self._highest_hz(to) <= held_hz:
             yield from self._steps(to, is_lower=True)
 
     def increases(self, to: MemorySettings) -> Iterator[Step]:
         """Yield all steps to these settings, if some are left."""
+        if to.range_hz is not None:
+            yield from range_increases(self._tree, _NODE_LIMITS, to.range_hz)
+            return
         held_hz = self._held_hz()
         if held_hz is not None and self._highest_hz(to) >= held_hz and self.differences(to):
             yield from self._steps(to, is_lower=False)
@@ -692,6 +749,8 @@ class Memory:
         wanted = [] if to.cap is None else [(self._cap, to.cap)]
         if to.lock_hz is not None:
             wanted += [(_LOCKED, 1), (_RATE, to.lock_hz)] if to.lock_hz else [(_LOCKED, 0)]
+        if to.range_hz is not None:
+            wanted += zip(_NODE_LIMITS, to.range_hz, strict=True)
         return differences(self._tree, wanted)
 
     def knobs(self) -> dict[str, str]:
@@ -702,15 +761,19 @@ class Memory:
             kept["emc/lock_hz"] = value_of(self._tree, _RATE) if value_of(self._tree, _LOCKED) else 0
         if self._has_state:
             kept["emc/state"] = value_of(self._tree, _STATE)
+        if self._has_node:
+            kept |= {f"emc/{end}": value_of(self._tree, path) for end, path in zip(_ENDS, _NODE_LIMITS, strict=True)}
         return {name: str(value) for name, value in kept.items()}
 
     def written_files(self) -> list[str]:
         """Return the files that are written; empty if the memory cannot be set."""
-        return ([self._cap] if self._cap else []) + ([_LOCKED, _RATE] if self.has_lock else [])
+        locked = [_LOCKED, _RATE] if self.has_lock else []
+        return [*([self._cap] if self._cap else []), *locked, *(_NODE_LIMITS if self._has_node else [])]
 
     def knob_names(self) -> KnobNames:
         """Return the names in `knobs`."""
-        there = (("emc/cap", self._cap), ("emc/lock_hz", self.has_lock), ("emc/state", self._has_state))
+        there = [("emc/cap", self._cap), ("emc/lock_hz", self.has_lock), ("emc/state", self._has_state)]
+        there += [(f"emc/{end}", self._has_node) for end in _ENDS]
         return KnobNames(required={name for name, exists in there if exists})
 
     def _steps(self, to: MemorySettings, is_lower: bool) -> Iterator[Step]:
@@ -752,6 +815,8 @@ class Memory:
 
     def _highest_hz(self, to: MemorySettings) -> int:
         """Return the highest frequency at which the memory may run with these settings, Hz."""
+        if to.range_hz is not None:
+            return to.range_hz[1]
         lock_hz = self._locked_hz() if to.lock_hz is None else to.lock_hz
         return lock_hz or (within(self.table_hz, to.cap) if to.cap and to.cap > 0 else self.table_hz[-1])
 

@@ -51,7 +51,8 @@ def test_commands_on_a_board_with_two_workloads(board: dict[str, object], tmp_pa
 
 
 @pytest.mark.parametrize("block", blocks_of("imitated board"), ids=str)
-def test_commands_on_an_imitated_board(block: Block, tmp_path: Path) -> None:
+def test_commands_on_an_imitated_board(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     jetson = FakedJetson(tmp_path / "root", ORIN_NANO)
     jetson.put("/etc/nvpmodel.conf", conf_text(jetson))
     state, socket = tmp_path / "state", tmp_path / "agent.sock"

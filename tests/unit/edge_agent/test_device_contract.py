@@ -404,7 +404,7 @@ del VirtualDeviceContract
 # --- Device selection -------------------------------------------------------------------------------------------------
 
 CHOICES = (
-    "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host,"
+    "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host, description:<file>.toml,"
     " simulated:agx-orin, simulated:orin-nano, simulated:orin-nx, simulated:xavier-agx, simulated:<kind>:real-time,"
     " replay:<file>.csv"
 )
@@ -455,7 +455,9 @@ def test_a_machine_that_is_no_jetson_is_measured_as_it_is(tmp_path, spec, monkey
 
 def test_jtop_reads_the_jetson_that_the_kernels_files_set(tmp_path, monkeypatch):
     FakedJetson(tmp_path, ORIN_NANO)
-    announcing = types.SimpleNamespace(start=lambda: None, ok=lambda: True, power={"tot": {"power": 9000}}, fan={})
+    announcing = types.SimpleNamespace(
+        start=lambda: None, ok=lambda: True, power={"tot": {"power": 9000, "name": "VDD_IN"}}, fan={}
+    )
     library = types.SimpleNamespace(jtop=lambda interval: announcing, JtopException=OSError)
     monkeypatch.setitem(sys.modules, "jtop", library)
     device = open_device("jtop", seed=1, root=tmp_path)

@@ -20,7 +20,9 @@ from tests.fakes.faked_jetson import (
     CPU,
     FAKED_BOARDS,
     LOCK,
+    MEMORY_NODE,
     NANO,
+    THOR_T5000,
     XAVIER_AGX,
     FakedJetson,
     FakedNvpmodel,
@@ -29,7 +31,9 @@ from tests.fakes.faked_jetson import (
 )
 from wattfleet.core.modes import PowerMode
 
-BOARDS = pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
+# Thor holds its memory through a node, and its GPU has several.
+PRICED_BOARDS = (*FAKED_BOARDS, THOR_T5000)
+BOARDS = pytest.mark.parametrize("board", PRICED_BOARDS, ids=lambda board: board.name)
 # How kernels show a CPU policy whose cores are all offline.
 KERNELS = {"vanishes": None, "EINVAL": errno.EINVAL, "EBUSY": errno.EBUSY}
 OFFLINE_POLICIES = pytest.mark.parametrize(
@@ -41,7 +45,7 @@ OFFLINE_POLICIES = pytest.mark.parametrize(
             id=f"{board.name}-{kernel}",
             marks=() if offline_policy == errno.EINVAL or board is XAVIER_AGX else pytest.mark.slow,
         )
-        for board in FAKED_BOARDS
+        for board in PRICED_BOARDS
         for kernel, offline_policy in KERNELS.items()
     ],
 )
@@ -57,7 +61,9 @@ class PricedJetson(FakedJetson):
         self.prices = None
         super().__init__(root, board, offline_policy)
         self.fatal, self.fails_once, self.stuck, self.count = None, False, None, 0
-        self.power = board_parameters("orin-nano" if board is NANO else board.kind).power
+        # The parameters of these two are not known.
+        kind = {NANO: "orin-nano", THOR_T5000: "agx-orin"}.get(board, board.kind)
+        self.power = board_parameters(kind).power
 
     def write(self, path, text):
         if self.count == self.fatal or path == self.stuck:
@@ -91,6 +97,8 @@ class PricedJetson(FakedJetson):
     def memory_hz(self):
         if self.board.has_bpmp and self.number(f"{LOCK}/mrq_rate_locked"):
             return self.number(f"{LOCK}/rate")
+        if self.board.has_memory_node:
+            return self.number(f"{MEMORY_NODE}/max_freq")
         return self.number(self.board.emc_cap) or self.board.emc_hz[-1]
 
     def price(self):
@@ -101,7 +109,8 @@ class PricedJetson(FakedJetson):
             for core in cores
             if self.is_online(core)
         ]
-        return self.price_of(clocks, self.number(f"{self.gpu}/max_freq"), self.memory_hz())
+        gpu_hz = max(self.number(f"{node}/max_freq") for node in self.board.gpus)
+        return self.price_of(clocks, gpu_hz, self.memory_hz())
 
     def price_of(self, clocks_khz, gpu_hz, mem_hz):
         power, gpu, mem = self.power, gpu_hz / 1e9, mem_hz / 1e9
@@ -149,10 +158,16 @@ def leave_in_any_state(draw, tree):
         low, high = sorted(draw.choices(board.cpu_khz, k=2))
         tree.put(f"{tree.policy(policy[0])}/scaling_min_freq", low)
         tree.put(f"{tree.policy(policy[0])}/scaling_max_freq", high)
-    low, high = sorted(draw.choices(board.gpu_hz, k=2))
-    tree.put(f"{tree.gpu}/min_freq", low)
-    tree.put(f"{tree.gpu}/max_freq", high)
-    tree.write(board.emc_cap, str(draw.choice((*board.emc_hz[:-1], 0 if board.emc_cap == CAP_4_5 else -1))))
+    for node in board.gpus:
+        low, high = sorted(draw.choices(board.gpu_hz, k=2))
+        tree.put(f"{node}/min_freq", low)
+        tree.put(f"{node}/max_freq", high)
+    if board.has_memory_node:
+        low, high = sorted(draw.choices(board.emc_hz, k=2))
+        tree.put(f"{MEMORY_NODE}/min_freq", low)
+        tree.put(f"{MEMORY_NODE}/max_freq", high)
+    else:
+        tree.write(board.emc_cap, str(draw.choice((*board.emc_hz[:-1], 0 if board.emc_cap == CAP_4_5 else -1))))
     if board.has_bpmp and draw.random() < 0.5:
         tree.write(f"{LOCK}/mrq_rate_locked", "1")
         tree.write(f"{LOCK}/rate", str(draw.choice(board.emc_hz)))

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,69 @@ def test_a_knob_that_somebody_turned_meanwhile_is_an_error_that_names_it(tmp_pat
     with pytest.raises(ModeNotAppliedError, match=f"{knob}: wanted .*, found {value}"):
         Profiler(device).measure(mode, step)
     assert scripted.running_meters == 0
+
+
+class CappedJetson(FakedJetson):
+    """A board that lists GPU frequencies which it does not reach, as was reported of Super modes."""
+
+    REACHED_HZ = 510_000_000
+
+    def write(self, path, text):
+        is_clipped = path == f"{self.gpu}/max_freq" and int(text) > self.REACHED_HZ
+        super().write(path, str(self.REACHED_HZ) if is_clipped else text)
+
+
+@pytest.fixture
+def capped(tmp_path):
+    """The capped board, with a workload and a meter in virtual time."""
+    scripted = ScriptedDevice()
+    device = open_sysfs(CappedJetson(tmp_path / "root", ORIN_NANO))
+    scripted.clock = device.clock
+    device.start_meter, device.step = scripted.start_meter, scripted.step
+    return device
+
+
+def of_gpu(device, *gpu_hz):
+    return [device.space.lowest._replace(cores=cores, gpu_hz=hz) for hz in gpu_hz for cores in (6, 5, 4)]
+
+
+def test_a_value_that_a_knob_does_not_reach_is_learned_for_all_modes(capped, tmp_path):
+    top, good = capped.space.gpu_hz[-1], 408_000_000
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        for attempt in (1, 2, 3):
+            assert [each for each in journal.discarded if each.unreached != "gpu_hz"] == []
+            assert list(Profiler(capped).profile(of_gpu(capped, top), capped.step, journal)) == []
+            assert len(journal.discarded) == attempt, "the other modes with this value are not tried"
+        allowed = ExcludedModes.of(journal).allows(capped.modes)
+        assert set(capped.modes[~allowed, 2]) == {top} and allowed.sum() == len(capped.modes) * 4 / 5
+        assert (ExcludedModes.of(journal).not_tried(capped.modes)[:, 2] == top).all()
+        assert len(list(Profiler(capped).profile(of_gpu(capped, good), capped.step, journal))) == 3
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        assert not ExcludedModes.of(journal).allows(modes_to_array(of_gpu(capped, top, good))).all(), "after a restart"
+
+
+def test_a_board_is_profiled_although_a_knob_does_not_reach_its_highest_values(capped, tmp_path):
+    header = replace(HEADER, board_kind="orin-nano")
+    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
+        fitting = FittingHere(Transfer((REFERENCE,), header, 100), capped.modes)
+        profile_device(capped, lambda: nullcontext(capped.step), journal, fitting, 12, 0, lambda progress: None, 0.0)
+        assert len(journal.records) == 12 and journal.discarded
+        assert all(record.mode.gpu_hz <= CappedJetson.REACHED_HZ for record in journal.records)
+        values = {each.unreached_value for each in journal.discarded}
+        assert values <= {("gpu_hz", hz) for hz in capped.space.gpu_hz[3:]}
+        assert len(journal.discarded) <= 3 * len(values)
+
+
+def test_a_value_that_was_measured_later_counts_as_reached(tmp_path):
+    mode = SCRIPTED_MODE
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        for _ in range(3):
+            journal.append(Discarded(mode, "reason", 0, 1.0, unreached="gpu_hz"))
+        assert journal.unreached_values(3) == [("gpu_hz", mode.gpu_hz)] and journal.unreached_values(4) == []
+        journal.append(ModeRecord(mode._replace(cores=1), 12.5, 18_000.0, 0.1, 0.1, 40, 20, 31.0))
+        assert journal.unreached_values(3) == []
+    with pytest.raises(InvalidInputError, match="unreached must be one of cores, cpu_khz, gpu_hz, mem_hz"):
+        Discarded(mode, "reason", 0, 1.0, unreached="fan")
 
 
 def test_the_meter_is_stopped_when_the_workload_fails():

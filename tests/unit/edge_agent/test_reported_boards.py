@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import edge_agent
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.nvpmodel_conf import parse_conf
 from edge_agent.devices.jtop import JtopDevice
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.selection import open_device
-from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.diagnosis import host_findings, jetson_findings
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader, ModeRecord, keep_apart
@@ -29,12 +31,15 @@ from tests.fakes.faked_jetson import (
     NANO,
     ORIN_EMC,
     ORIN_NANO,
+    ORIN_NANO_SUPER,
+    THOR_T4000,
+    THOR_T5000,
     XAVIER_AGX,
+    XAVIER_NX,
     FakedBoard,
     FakedJetson,
     FakedNvpmodel,
     conf_text,
-    ladder_khz,
     open_nvpmodel,
     open_sysfs,
 )
@@ -43,53 +48,7 @@ from wattfleet.common.programs import ProgramResult
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import PowerMode
 
-ORIN_NANO_SUPER = replace(
-    ORIN_NANO,
-    name="orin-nano-super",
-    model="NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super",
-    compatible="nvidia,p3768-0000+p3767-0005-super\0nvidia,p3767-0005\0nvidia,tegra234",
-    cpu_khz=ladder_khz(22),
-    gpu_hz=tuple(306_000_000 + 102_000_000 * k for k in range(8)),
-    emc_hz=ORIN_EMC,
-)
-XAVIER_NX = replace(
-    ORIN_NANO,
-    name="xavier-nx",
-    kind="xavier-nx",
-    model="NVIDIA Jetson Xavier NX Developer Kit",
-    compatible="nvidia,p3449-0000+p3668-0000\0nvidia,p3509-0000+p3668-0000\0nvidia,tegra194",
-    release="# R35 (release), REVISION: 6.5, GCID: 1, BOARD: t186ref, EABI: aarch64",
-    policies=((0, 1), (2, 3), (4, 5)),
-    gpu="17000000.gv11b",
-    gpu_of_node="gv11b",
-    gpu_hz=(114_750_000, 204_000_000, 1_109_250_000),
-    emc_hz=(204_000_000, 408_000_000, 665_600_000, 1_600_000_000, 1_866_000_000),
-)
-
-AGX_THOR = replace(
-    ORIN_NANO,
-    name="agx-thor",
-    kind="agx-thor",
-    model="NVIDIA Jetson AGX Thor Developer Kit",
-    compatible="nvidia,p4071-0000+p3834-0008\0nvidia,p3834-0008\0nvidia,tegra264",
-    release="# R39 (release), REVISION: 2.0, GCID: 45755727, BOARD: generic, EABI: aarch64",
-    policies=tuple((core,) for core in range(14)),
-    cpu_khz=(972_000, 1_296_000, 1_998_000, 2_601_000),
-    gpu="gpu-gpc-0",
-    gpu_hz=(315_000_000, 1_386_000_000, 1_530_000_000, 1_575_000_000),
-    emc_hz=(4_266_000_000,),
-    has_bpmp=False,
-    chips=((("VDD_GPU", 19_000, 0), ("VDD_CPU_SOC_MSS", 19_000, 700), ("VIN_SYS_5V0", 5_000, 2_400)),),
-)
-
-
-def thor_at(root):
-    tree = FakedJetson(root, AGX_THOR)
-    tree.location(f"{tree.gpu}/device/of_node/name").unlink()
-    tree.location(CAP_6).unlink()
-    tree.put("/sys/bus/i2c/drivers/ina238/2-0044/hwmon/hwmon5/power1_input", 41_200_000)
-    tree.put(f"{tree.fan}_enable", 0)
-    return tree
+UNIT = Path(edge_agent.__file__).parent / "systemd/wattfleet-agent.service"
 
 
 def findings(tree):
@@ -143,18 +102,52 @@ def test_a_kernel_without_the_gpu_driver_is_told_its_name(tmp_path):
     assert "modprobe nvgpu" in gpu.advice and "debugfs" not in gpu.advice
 
 
-def test_a_thor_is_set_and_its_input_is_measured(tmp_path):
-    tree = thor_at(tmp_path)
-    device = open_sysfs(tree)
-    assert device.board_kind == "agx-thor" and device.power.read_mw() == 41_200
-    assert len(device.modes) == 14 * 4 * 4
-    enable, before = tree.location(f"{tree.fan}_enable"), device.knobs()
-    with device.measuring():
-        assert (tree.read(tree.fan), enable.read_text().strip()) == ("255", "1"), "0 would stop the fan"
-    device.apply(device.space.lowest)
-    assert device.current_mode() == device.space.lowest
-    device.restore(before)
-    assert device.current_mode() == device.space.highest
+def test_a_fan_of_thor_that_its_owner_had_off_runs_while_measuring(tmp_path):
+    tree = FakedJetson(tmp_path, replace(THOR_T5000, fan_enable=0))
+    tree.fan_service_runs = False
+    before = tree.everything()
+    with open_sysfs(tree).measuring():
+        assert (tree.read(tree.fan), tree.read(f"{tree.fan}_enable")) == ("255", "1"), "0 would stop the fan"
+    assert tree.everything() == before
+
+
+def test_advice_about_the_memory_is_one_that_helps_on_this_board(tmp_path):
+    nano = findings(FakedJetson(tmp_path / "nano", NANO))["memory"]
+    assert (nano.level, nano.advice) == ("ok", "") and "all that is known of this kind" in nano.found
+    t4000 = findings(FakedJetson(tmp_path / "t4000", THOR_T4000))["memory"]
+    assert t4000.level == "limited" and "nothing to do" in t4000.advice
+    hidden = FakedJetson(tmp_path / "nx", XAVIER_NX)
+    without_debugfs(hidden)
+    assert "sudo mount -t debugfs" in findings(hidden)["memory"].advice
+
+
+def test_a_missing_power_monitor_or_gpu_is_told_the_driver_of_its_board(tmp_path):
+    tree = FakedJetson(tmp_path, THOR_T5000)
+    tree.location("/sys/bus/i2c/drivers/ina238/2-0044/hwmon/hwmon5/power1_input").unlink()
+    assert "modprobe ina238" in findings(tree)["power"].advice
+    for node in tree.board.gpus:
+        shutil.rmtree(tree.location(node))
+    assert "modprobe nvidia`), or wait a minute" in findings(tree)["GPU"].advice
+
+
+def test_a_gpu_that_appears_late_at_boot_is_found_when_the_service_tries_again(tmp_path):
+    tree = FakedJetson(tmp_path, AGX_ORIN_JP6)
+    late = tmp_path / "late"
+    tree.location(tree.gpu).rename(late)
+    with pytest.raises(InvalidInputError, match="nvgpu is not loaded, or not yet"):
+        open_device("auto", 0, root=tmp_path)
+    late.rename(tree.location(tree.gpu))
+    assert open_device("auto", 0, root=tmp_path).board_kind == "agx-orin"
+    assert {"Restart=on-failure", "RestartSec=10"} <= set(UNIT.read_text().splitlines())
+
+
+def test_a_gpu_that_mig_splits_is_shown_and_its_figures_kept_apart(tmp_path):
+    tree = FakedJetson(tmp_path, THOR_T5000)
+    whole = open_sysfs(tree).basis
+    for instance in (1, 2):
+        tree.put(f"/proc/driver/nvidia/capabilities/gpu0/mig/gi{instance}/access", "")
+    assert "split by MIG into 2" in findings(tree)["GPU"].found
+    assert open_sysfs(tree).basis == f"{whole}; split by MIG into 2"
 
 
 # --- Files in containers ----------------------------------------------------------------------------------------------
@@ -225,18 +218,6 @@ def test_no_highest_memory_frequency_is_below_what_the_cap_says(tmp_path):
     assert tree.read(CAP_6) == "3199000000"
 
 
-def test_every_reported_board_is_restored_exactly(tmp_path):
-    for number, board in enumerate((ORIN_NANO_SUPER, XAVIER_NX)):
-        tree = FakedJetson(tmp_path / str(number), board)
-        device: SysfsDevice = open_sysfs(tree)
-        before, kept = tree.everything(), device.knobs()
-        for mode in (device.space.lowest, device.space.highest):
-            device.apply(mode)
-            assert device.current_mode() == mode
-        device.restore(kept)
-        assert tree.everything() == before
-
-
 def fixed_at(tree, hz):
     """As on a board without nvphs: the cap stands, and accepts writes without effect."""
     tree.put(CAP_6, hz)
@@ -268,6 +249,15 @@ def test_a_cap_that_can_be_raised_stays_as_the_owner_had_it(tmp_path):
         assert device.space.mem_hz == ORIN_EMC
         device.apply(device.space.highest)
         assert tree.read(CAP_6) == "3199000000"
+    assert tree.everything() == before
+
+
+def test_trying_the_cap_changes_nothing_not_even_the_state_of_the_clock(tmp_path):
+    tree = FakedJetson(tmp_path, AGX_ORIN_JP6)
+    tree.write(CAP_6, "2133000000")
+    tree.put(f"{LOCK}/state", 0)
+    before = tree.everything()
+    open_sysfs(tree).try_knobs()
     assert tree.everything() == before
 
 
