@@ -82,6 +82,31 @@ def test_messages_to_nodes_outside_the_plan_are_dropped(warnings: WarningLog) ->
     assert warnings.about(f"the message to node {A} is dropped")
 
 
+def test_a_round_that_is_never_aggregated_ends_with_the_next_one(warnings: WarningLog) -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(nodes=dict(KNOWN))
+    strategy = PowerAware(FedAvg(), planner, clock=grid.clock, survey_s=None, measures_left_out=False)
+    first = list(strategy.configure_train(1, ARRAYS, ConfigRecord(), grid))
+    grid.push_messages([message for message in first if message.metadata.dst_node_id == A])
+    second = list(strategy.configure_train(2, ARRAYS, ConfigRecord(), grid))
+    [given_up] = planner.asked("FinishRound")
+    assert given_up.plan_id.endswith("/1")
+    [result] = given_up.results
+    assert (result.device_id, result.late, result.failure) == ("a", True, ""), "only it was sent a message"
+    strategy.aggregate_train(2, grid.send_and_receive(second))
+    assert set(planner.results()[1]) == {"a", "b", "c", "d"}
+    assert warnings.about("round 1 ends without an aggregation")
+
+
+def test_a_round_that_is_configured_again_keeps_its_plan() -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(nodes=dict(KNOWN))
+    strategy = PowerAware(FedAvg(), planner, clock=grid.clock, survey_s=None, measures_left_out=False)
+    for _ in range(2):
+        messages = list(strategy.configure_train(1, ARRAYS, ConfigRecord(), grid))
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    [results] = planner.results()
+    assert not any(each.late or each.failure for each in results.values())
+
+
 def test_a_power_aware_strategy_around_another_is_refused() -> None:
     inner = PowerAware(FedAvg(), PlannerStub())
     with pytest.raises(TwoStrategiesError, match="use PowerAware only once"):

@@ -426,7 +426,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Plan the round, let the wrapped strategy write its messages, and add each node's assignment."""
-        self._sent = None
+        sent, self._sent = self._sent, None
+        if sent is not None and sent.number != server_round:  # its `aggregate_train` was not called
+            self._rounds.give_up(sent)
         self._late.begin_round(None)
         if trains_nothing(self.strategy):
             return self._own("configure_train")(server_round, arrays, config, grid)  # type: ignore[no-any-return]

@@ -326,6 +326,16 @@ class PlannedRounds:
         self._run.report_round(sent.plan.plan_id, results, wall_s)
         return answered.replies
 
+    def give_up(self, sent: SentRound) -> None:
+        """Report a round whose replies are not aggregated, since the strategy has begun another one.
+
+        Devices whose messages were sent may still train, so they count as late; the others are free at once.
+        """
+        sent.sent = [(metadata, label) for metadata, label in sent.sent if metadata.message_id]
+        sent.late.update(label for _, label in sent.sent)
+        log(WARNING, "round %d ends without an aggregation, since another round has begun", sent.number)
+        self.finish(sent, [], "")
+
     def check_epochs(self, sent: SentRound, answered: RoundReplies) -> None:
         """Check which nodes have trained the plan's number of local epochs, and log the others.
 
