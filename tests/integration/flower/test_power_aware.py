@@ -8,7 +8,14 @@ from typing import Any
 import grpc
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, FedMedian, FedProx
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    FedMedian,
+    FedProx,
+    FedXgbBagging,
+    FedXgbCyclic,
+)
 
 from tests.fakes.flower_in_process import (
     ARRAYS,
@@ -357,6 +364,17 @@ def test_it_says_what_counts_and_what_does_not(logged: Any) -> None:
     assert about(lines, "Ignored:") == "Ignored: fraction_train=0.3, min_train_nodes=7"
     assert not [line for line in lines if line.startswith(("Sampling", "Fraction", "Minimum"))], "said once"
     about(lines, "Weighted by: 'num-examples'")
+
+
+def test_it_says_which_nodes_a_strategy_of_xgboost_needs(
+    warnings: WarningLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind, says in (
+        (FedXgbBagging, "needs the trees of every node"),
+        (FedXgbCyclic, "lets the nodes train in turn"),
+    ):
+        PowerAware(kind(), PlannerStub()).summary()
+        assert f"{kind.__name__} {says}" in caplog.text
 
 
 def test_a_run_that_may_go_on_without_plans_uses_them_then(logged: Any) -> None:
