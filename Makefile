@@ -15,7 +15,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults process-faults guides page-pictures report-picture fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults process-faults flower-seams guides page-pictures report-picture fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,12 @@ faults: install ## Put every fault on every link of 20 devices, plaintext and TL
 
 process-faults: install ## Kill, restart and stop each process of a real fleet at each stage of a round: about an hour
 	FAULTS_DEVICES=3 $(BIN)/pytest --slow --numprocesses=0 --timeout=1800 -rP tests/faults/test_processes.py
+
+FLOWER ?= 1.42.0
+flower-seams: install ## Tell in a minute what a release of Flower breaks: make flower-seams FLOWER=1.43.0
+	$(PIP) install --upgrade --no-deps --target out/flower-$(FLOWER) flwr==$(FLOWER)
+	PYTHONPATH=out/flower-$(FLOWER) $(PYTEST) tests/integration/flower/test_flower_seams.py tests/unit/flower \
+	  $(addprefix tests/integration/flower/test_,supernode.py warm_processes.py strategies.py)
 
 guides: install ## Follow the guide for an app of one's own with its real programs: about a minute of two idle cores
 	$(BIN)/pytest --slow --numprocesses=0 tests/integration/docs/test_your_app.py

@@ -522,6 +522,7 @@ class RpcServices:
             metadata=serving.metadata,
             has_certificate=lambda device_id: identities.has_certificate(device_id, utc_now()),
             events=events,
+            refuses_unplanned=preparation.basis.site.refuses_unplanned,
         )
         planning = RoundPlanning(
             repository,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
@@ -43,12 +43,14 @@ class SiteFile:
         attached: patterns of device ids, with `*`, `?` and `[...]` as in a shell, and the supply that matching
             devices are behind.
         rules: the rules for single devices, by id.
+        refuses_unplanned: whether devices refuse trainings without a plan.
     """
 
     supplies: Supplies
     budgets: Mapping[str, AnyBudget]
     attached: tuple[tuple[str, str], ...] = ()
     rules: Mapping[str, DeviceRules] = field(default_factory=dict)
+    refuses_unplanned: bool = False
 
     @classmethod
     def of_site(cls, site_budget_w: float) -> SiteFile:
@@ -205,6 +207,7 @@ class _Device(_Keys):
 class _Document(_Keys):
     supplies: dict[str, _Supply]
     devices: dict[str, _Device] = Field(default_factory=dict)
+    unplanned_trainings: Literal["warn", "refuse"] = "warn"
 
     def site_file(self, folder: Path) -> SiteFile:
         """The document as a `SiteFile`."""
@@ -215,7 +218,8 @@ class _Document(_Keys):
                 budgets[name] = supply.budget.budget(folder)
             except InvalidInputError as error:
                 raise InvalidInputError(f"supplies.{name}.budget: {error}") from None
-        return SiteFile(supplies, budgets, tuple(self._attached()), dict(self._rules()))
+        refuses = self.unplanned_trainings == "refuse"
+        return SiteFile(supplies, budgets, tuple(self._attached()), dict(self._rules()), refuses)
 
     def _attached(self) -> Iterator[tuple[str, str]]:
         """The patterns of device ids with their supply."""

@@ -17,7 +17,7 @@ from coordinator.state.device_view import DeviceView
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, EventRecord, RoundRecord, RunRecord
 from wattfleet.common.clock import unix_now_s, utc_now
-from wattfleet.common.console import count_of, duration_text
+from wattfleet.common.console import count_of, duration_text, plain_text
 from wattfleet.common.logs import fields
 from wattfleet.core.errors import InvalidInputError, first_few
 from wattfleet_proto.device_state import DeviceState
@@ -140,6 +140,10 @@ class _Condition:
     troubles: tuple[str, ...] = ()
 
 
+_MOST_UNPLANNED_RUNS = 1000
+"""Maximum of runs without plans that are warned of, since devices name them."""
+
+
 class EventLog:
     """Writes lines of the log, and stores events. Devices that train or wait as usual are no event.
 
@@ -183,6 +187,7 @@ class EventLog:
         # Devices without a session that are not offline in an event yet: when it ended, by both clocks.
         self._lost: dict[str, tuple[datetime, float]] = {}
         self._offline_at: dict[str, datetime] = {}
+        self._unplanned_runs: set[str] = set()
         # When the newest events of each kind and subject were, and from when on it may cause more, by the second clock.
         self._told_s: dict[tuple[str, str], list[float]] = {}
         self._quiet_until_s: dict[tuple[str, str], float] = {}
@@ -522,6 +527,22 @@ class EventLog:
         run_name = self._fleet.flower.name_of(run_id)
         _log.warning("run %s trained round %d without a plan: no budget was kept", run_name, number)
         self._round_event(run_id, number, "trained without a plan: no budget was kept", True)
+
+    def unplanned_training(self, device_id: str, run_id: str, is_refused: bool) -> None:
+        """Log once for each run that devices train without a plan, outside of the budget, or have refused to.
+
+        Args:
+            device_id: the first device that has reported it.
+            run_id: Flower's id of the run, which this coordinator need not know.
+            is_refused: whether the device has refused it.
+        """
+        if run_id in self._unplanned_runs or len(self._unplanned_runs) >= _MOST_UNPLANNED_RUNS:
+            return
+        self._unplanned_runs.add(run_id)
+        what = "refuses to train" if is_refused else "trains, outside of the budget,"
+        text = f"{what} for Flower's run {plain_text(run_id)}, which has no plan: wrap its app's strategy in PowerAware"
+        _log.warning("%s %s", device_id, text, extra=fields(device=device_id, run=run_id))
+        self._device_event(self._fleet.agents.get(device_id), text, True)
 
     def _round_event(self, run_id: str, number: int, text: str, needs_attention: bool = False) -> None:
         record = partial(self._event, "round", run_id=run_id, round_=number)

@@ -518,6 +518,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             peer_of(context),
             request.name or default_run_name(request.app, self._now()),
             request.labels,
+            request.needs_all,
         )
         await self._repository.save(started)
         self._planning.run_started(request.run_id)

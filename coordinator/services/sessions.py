@@ -213,6 +213,10 @@ class DeviceReports:
             return reported
         if body == "removed":
             return self._fleet.agents.remove_workload(device_id, request.removed.workload)
+        if body == "unplanned":
+            require_name("a run's id", request.unplanned.run_id)
+            self._events.unplanned_training(device_id, request.unplanned.run_id, request.unplanned.is_refused)
+            return None
         if body == "observation":
             seen = request.observation
             require_name("a plan's id", seen.plan_id, MAX_PLAN_ID_CHARACTERS)
@@ -366,6 +370,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         metadata: ReferenceMetadata | None = None,
         has_certificate: Callable[[str], bool] = lambda device_id: False,
         events: EventLog | None = None,
+        refuses_unplanned: bool = False,
     ) -> None:
         """Serve one fleet.
 
@@ -382,8 +387,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             metadata: the signed metadata of references; None if they are not signed.
             has_certificate: returns whether the device with an id has a valid certificate.
             events: the log of what happens to the fleet; None for one that stores nothing.
+            refuses_unplanned: whether devices refuse trainings without a plan.
         """
         self._events = events or EventLog(repository.fleet)
+        self._refuses_unplanned = refuses_unplanned
         self._repository = repository
         self._fleet = repository.fleet
         self._leases = leases
@@ -487,6 +494,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             protocol=protocol,
             grant_lifetime_s=self._fleet.rounds.grants.lifetime_s,
             share_modes=self._orders.share_modes,
+            refuses_unplanned=self._refuses_unplanned,
         )
 
     async def _serve(self, lease: Lease, context: Any, stream: ResponseStream) -> None:

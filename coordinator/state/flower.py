@@ -30,7 +30,7 @@ from coordinator.state.workload_fronts import UNNAMED
 from wattfleet.core.errors import MAX_LISTED, InvalidInputError, first_few
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import EpochChoice, Offer
-from wattfleet.core.planning.policies import Policy
+from wattfleet.core.planning.policies import AllDevices, Policy
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.names import plan_in_words
 
@@ -300,6 +300,7 @@ class FlowerRuns:
         peer: str = "",
         name: str = "",
         labels: Mapping[str, str] | None = None,
+        needs_all: bool = False,
     ) -> RunRecord:
         """Start a Flower run, or continue one that was started with the same token.
 
@@ -312,6 +313,7 @@ class FlowerRuns:
             peer: the id in the app's certificate; empty without one.
             name: what people call a new run, with a number if another run has this name; empty for its id.
             labels: words by which people find it; None for those that it has.
+            needs_all: whether its strategy needs the update of every device.
 
         Raises:
             NotRunOwnerError: another app has started a run of this id.
@@ -329,6 +331,7 @@ class FlowerRuns:
                     workload=workload or UNNAMED,
                     name=distinct,
                     labels=dict(labels or {}),
+                    needs_all=needs_all,
                 )
             )
         self.require_owner(run_id, token, peer)
@@ -342,6 +345,7 @@ class FlowerRuns:
                 finished=False,
                 workload=workload or before.workload,
                 labels=before.labels if labels is None else dict(labels),
+                needs_all=needs_all,
             )
         )
 
@@ -479,7 +483,7 @@ class FlowerRuns:
             epochs,
             offers,
             nodes,
-            self.policy,
+            AllDevices() if self.run(run_id).needs_all else self.policy,
             self.contention.leave(run_id, share, allowance, offers) if share.ahead else allowance,
             self._rounds.cache.history(run_id),
             replace(self._operator.selection, left_out=self._agents.left_out(workload)),

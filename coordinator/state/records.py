@@ -523,6 +523,8 @@ class RunRecord:
         workload: its workload.
         name: what people call it; no two runs have the same. By default its id.
         labels: words of the app's author, by which people find it.
+        needs_all: whether its strategy needs the update of every device. Its plans select all that the budgets allow,
+            whatever the policy.
     """
 
     run_id: str
@@ -535,6 +537,7 @@ class RunRecord:
     workload: Workload = UNNAMED
     name: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    needs_all: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:

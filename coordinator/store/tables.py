@@ -181,6 +181,7 @@ class Run(Base):
     facts: Mapped[dict[str, Any]] = mapped_column(JsonText)
     name: Mapped[str]
     labels: Mapped[dict[str, str]] = mapped_column(JsonText)
+    needs_all: Mapped[bool]
     started_at: Mapped[datetime]
     finished_at: Mapped[datetime | None] = mapped_column(index=True)
     checksum: Mapped[int | None]

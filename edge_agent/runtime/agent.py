@@ -253,7 +253,7 @@ async def _run_with_device(
         session.reconnect()
 
     keeper = CertificateKeeper(endpoint, renewed)
-    trainings = AppTrainings(settings.device.id)
+    trainings = AppTrainings(settings.device.id, lambda: welcome.refuses_unplanned, session.report_unplanned)
     session.duty_figures = partial(_duty_figures, turns)
     sampler = BoardSampler(device)
     session.board_sample = lambda: sampler.latest

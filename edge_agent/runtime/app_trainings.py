@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,12 @@ from edge_agent.session.coordinator_session import Announced, CoordinatorRequest
 from edge_agent.settings import WorkloadSettings
 from edge_agent.workloads.loading import OpenSteps
 from edge_agent.workloads.process import workload_steps
+from wattfleet.common.console import plain_text
 from wattfleet.common.tasks import background_task, run_uncancelled, shield_until_done, stop_tasks
-from wattfleet.core.errors import WattfleetError
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.prediction.roofline import BASE_BATCH
 from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.limits import MAX_ID_CHARACTERS
 from wattfleet_proto.names import owner_socket
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 
@@ -188,6 +190,10 @@ _MAX_OF_PROCESS = 8
 """Maximum of open trainings per process: one trains, and the others wait for their grant or are refused."""
 
 
+_MOST_UNPLANNED_RUNS = 100
+"""Maximum of runs without plans that an agent warns of: it runs as root, and apps choose the ids of runs."""
+
+
 class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
     """The gRPC service for apps; passes their trainings on to the ready device.
 
@@ -195,10 +201,20 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
 
     Args:
         device_id: the device's name.
+        refuses_unplanned: returns whether the site does not allow trainings without a plan.
+        report_unplanned: reports such a training to the coordinator, by its run's id, and whether it was refused.
     """
 
-    def __init__(self, device_id: str) -> None:
+    def __init__(
+        self,
+        device_id: str,
+        refuses_unplanned: Callable[[], bool] = lambda: False,
+        report_unplanned: Callable[[str, bool], None] = lambda run_id, is_refused: None,
+    ) -> None:
         self._device_id = device_id
+        self._refuses_unplanned = refuses_unplanned
+        self._report_unplanned = report_unplanned
+        self._unplanned_runs: set[str] = set()
         self._ready: DeviceTrainings | None = None
         self._calls: dict[asyncio.Task[Any], PeerCredentials | None] = {}
 
@@ -262,6 +278,28 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
     ) -> local_pb2.GetDeviceResponse:
         """Return the device's name, even while the device is being prepared."""
         return local_pb2.GetDeviceResponse(device_id=self._device_id)
+
+    async def NoteUnplanned(  # noqa: N802 - named by the protocol
+        self, request: local_pb2.NoteUnplannedRequest, context: Any
+    ) -> local_pb2.NoteUnplannedResponse:
+        """Log and report once that an app trains without a plan, and return why the site does not allow it, if so."""
+        if not 0 < len(request.run_id) <= MAX_ID_CHARACTERS:
+            raise InvalidInputError(f"run_id must have 1 to {MAX_ID_CHARACTERS} characters")
+        is_refused = self._refuses_unplanned()
+        if request.run_id not in self._unplanned_runs and len(self._unplanned_runs) < _MOST_UNPLANNED_RUNS:
+            self._unplanned_runs.add(request.run_id)
+            _log.warning(
+                "Flower's run %s trains without a plan%s: wrap the strategy of its app in PowerAware",
+                plain_text(request.run_id),
+                ", and is refused, since the site's rules say so" if is_refused else ", outside of the budget",
+            )
+            self._report_unplanned(request.run_id, is_refused)
+        if not is_refused:
+            return local_pb2.NoteUnplannedResponse()
+        return local_pb2.NoteUnplannedResponse(
+            refusal=f"{self._device_id} trains only as its coordinator plans, since the site file has"
+            ' unplanned_trainings = "refuse": wrap the app\'s strategy in PowerAware'
+        )
 
     async def _end_calls(self) -> None:
         if calls := list(self._calls):

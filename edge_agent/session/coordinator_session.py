@@ -255,6 +255,11 @@ class CoordinatorSession:
         """Report that the device has removed its data of a workload."""
         self._put(session_pb2.SessionRequest(removed=session_pb2.WorkloadRemoved(workload=workload)))
 
+    def report_unplanned(self, run_id: str, is_refused: bool) -> None:
+        """Report that an app of a run trains without a plan, or was refused to."""
+        told = session_pb2.UnplannedTraining(run_id=run_id, is_refused=is_refused)
+        self._put(session_pb2.SessionRequest(unplanned=told))
+
     def reconnect(self) -> None:
         """End the session cleanly and open the next one at once, on a new connection. A grant stays in force."""
         self._is_to_reconnect = True

@@ -102,6 +102,12 @@ class LatestWelcome:
         self._latest: session_pb2.Welcome | None = None
         self._changed = asyncio.Condition()
 
+    @property
+    def refuses_unplanned(self) -> bool:
+        """Whether the site does not allow trainings without a plan, as the coordinator said last."""
+        known = self._latest or self._file.load()
+        return known is not None and known.refuses_unplanned
+
     async def receive(self, welcome: session_pb2.Welcome) -> None:
         """Store the coordinator's answer to a Hello."""
         async with self._changed:

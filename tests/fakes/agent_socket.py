@@ -91,6 +91,8 @@ class Agent:
     def __init__(self, socket: Path, open_fitting: OpenFittingTo | None = None, fits_once: bool = False) -> None:
         self.socket = socket
         self.duty: str | None = None  # whose requests the board answers
+        self.refuses_unplanned = False
+        self.unplanned: list[tuple[str, bool]] = []  # what was reported of trainings without a plan
         self.board = open_virtual_board("simulated:orin-nano", 1)
         self.open_steps = lambda: nullcontext(self.board.step)
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
@@ -170,7 +172,9 @@ def agent_at(
         )
         settings = ConnectionSettings(stop_timeout_s=stop_timeout_s)
         agent.device_trainings = DeviceTrainings("orin-nano-0", watch, reports, agent.workloads, supervisor, settings)
-        agent.trainings = trainings = AppTrainings("orin-nano-0")
+        agent.trainings = trainings = AppTrainings(
+            "orin-nano-0", lambda: agent.refuses_unplanned, lambda *told: agent.unplanned.append(told)
+        )
         async with aclosing(supervisor), trainings.served_by(agent.device_trainings), serve_socket(socket, trainings):
             ready.set()
             await stop.wait()
@@ -303,6 +307,11 @@ class RecordingAgent(local_pb2_grpc.LocalAgentServiceServicer):
         self, request: local_pb2.GetDeviceRequest, context: Any
     ) -> local_pb2.GetDeviceResponse:
         return local_pb2.GetDeviceResponse()
+
+    def NoteUnplanned(  # noqa: N802 - named by the protocol
+        self, request: local_pb2.NoteUnplannedRequest, context: Any
+    ) -> local_pb2.NoteUnplannedResponse:
+        return local_pb2.NoteUnplannedResponse()
 
     @property
     def loaders(self) -> list[local_pb2.LoaderSeen]:

@@ -90,6 +90,7 @@ def _session() -> list[Message]:
         session_pb2.SessionRequest(sequence=2, state=state),
         session_pb2.SessionRequest(sequence=3, observation=seen),
         session_pb2.SessionRequest(sequence=4, removed=session_pb2.WorkloadRemoved(workload="another network")),
+        session_pb2.SessionRequest(sequence=5, unplanned=session_pb2.UnplannedTraining(run_id="another run")),
     ]
 
 

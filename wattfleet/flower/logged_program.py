@@ -59,7 +59,7 @@ def logged(command: Sequence[str]) -> list[str]:
     if log_format() != "json" or flower_script(command[0]) is None:
         return list(command)
     # Without -P, Python would import modules from the working folder, which Flower's programs do not. Python 3.10 has
-    # no -P, but this is reached only with Flower 1.41, which needs Python 3.11.
+    # no -P, but this is reached only with Flower 1.41 or newer, which needs Python 3.11.
     return [sys.executable, "-P", "-m", "wattfleet.flower.logged_program", *command]
 
 

@@ -49,6 +49,11 @@ class LocalAgentServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceResponse.FromString,
                 _registered_method=True)
+        self.NoteUnplanned = channel.unary_unary(
+                '/wattfleet.v1.LocalAgentService/NoteUnplanned',
+                request_serializer=wattfleet__proto_dot_v1_dot_local__pb2.NoteUnplannedRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.NoteUnplannedResponse.FromString,
+                _registered_method=True)
 
 
 class LocalAgentServiceServicer:
@@ -78,6 +83,13 @@ class LocalAgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteUnplanned(self, request, context):
+        """An app is about to train without a plan, outside of the budget, since its strategy is not power-aware.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LocalAgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +107,11 @@ def add_LocalAgentServiceServicer_to_server(servicer, server):
                     servicer.GetDevice,
                     request_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceResponse.SerializeToString,
+            ),
+            'NoteUnplanned': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteUnplanned,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.NoteUnplannedRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_local__pb2.NoteUnplannedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class LocalAgentService:
             '/wattfleet.v1.LocalAgentService/GetDevice',
             wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_local__pb2.GetDeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteUnplanned(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.LocalAgentService/NoteUnplanned',
+            wattfleet__proto_dot_v1_dot_local__pb2.NoteUnplannedRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_local__pb2.NoteUnplannedResponse.FromString,
             options,
             channel_credentials,
             insecure,

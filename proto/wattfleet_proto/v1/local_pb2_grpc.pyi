@@ -41,6 +41,8 @@ class LocalAgentServiceStub:
     """Who trains. For the device's owner."""
     GetDevice: _grpc.UnaryUnaryMultiCallable[_local_pb2.GetDeviceRequest, _local_pb2.GetDeviceResponse]
     """Names the agent's device, also while the device is being prepared."""
+    NoteUnplanned: _grpc.UnaryUnaryMultiCallable[_local_pb2.NoteUnplannedRequest, _local_pb2.NoteUnplannedResponse]
+    """An app is about to train without a plan, outside of the budget, since its strategy is not power-aware."""
 
 @_typing.type_check_only
 class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
@@ -55,6 +57,8 @@ class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
     """Who trains. For the device's owner."""
     GetDevice: _aio.UnaryUnaryMultiCallable[_local_pb2.GetDeviceRequest, _local_pb2.GetDeviceResponse]  # type: ignore[assignment]
     """Names the agent's device, also while the device is being prepared."""
+    NoteUnplanned: _aio.UnaryUnaryMultiCallable[_local_pb2.NoteUnplannedRequest, _local_pb2.NoteUnplannedResponse]  # type: ignore[assignment]
+    """An app is about to train without a plan, outside of the budget, since its strategy is not power-aware."""
 
 class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -84,5 +88,13 @@ class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_local_pb2.GetDeviceResponse, _abc.Awaitable[_local_pb2.GetDeviceResponse]]:
         """Names the agent's device, also while the device is being prepared."""
+
+    @_abc_1.abstractmethod
+    def NoteUnplanned(
+        self,
+        request: _local_pb2.NoteUnplannedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_local_pb2.NoteUnplannedResponse, _abc.Awaitable[_local_pb2.NoteUnplannedResponse]]:
+        """An app is about to train without a plan, outside of the budget, since its strategy is not power-aware."""
 
 def add_LocalAgentServiceServicer_to_server(servicer: LocalAgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

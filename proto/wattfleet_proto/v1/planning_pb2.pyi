@@ -51,6 +51,7 @@ class StartRunRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     APP_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    NEEDS_ALL_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     strategy: _builtins.str
     rounds: _builtins.int
@@ -60,6 +61,8 @@ class StartRunRequest(_message.Message):
     """what people call the run; empty: the coordinator makes a name from `app` and the time"""
     app: _builtins.str
     """Flower's id of the app, such as acme/digits; empty: unknown"""
+    needs_all: _builtins.bool
+    """The strategy needs the update of every device: plans select all that the budgets allow, whatever the policy."""
     @_builtins.property
     def workload(self) -> _power_pb2.Workload:
         """what the run trains; absent: an unnamed workload"""
@@ -79,10 +82,11 @@ class StartRunRequest(_message.Message):
         name: _builtins.str = ...,
         app: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        needs_all: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["app", b"app", "labels", b"labels", "name", b"name", "rounds", b"rounds", "run_id", b"run_id", "run_token", b"run_token", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["app", b"app", "labels", b"labels", "name", b"name", "needs_all", b"needs_all", "rounds", b"rounds", "run_id", b"run_id", "run_token", b"run_token", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

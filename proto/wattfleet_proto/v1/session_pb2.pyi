@@ -309,6 +309,32 @@ class Observation(_message.Message):
 Global___Observation: _TypeAlias = Observation  # noqa: Y015
 
 @_typing.final
+class UnplannedTraining(_message.Message):
+    """An app trains on the device without a plan, outside of the budget. Sent once for each run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    IS_REFUSED_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """Flower's id of the run"""
+    is_refused: _builtins.bool
+    """the device has refused it, since the Welcome says so"""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        is_refused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_refused", b"is_refused", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnplannedTraining: _TypeAlias = UnplannedTraining  # noqa: Y015
+
+@_typing.final
 class Lease(_message.Message):
     """A heartbeat that renews the session's lease and the device's grant. It also confirms a grant: sent at once when the
     device has put another grant in force, and when the phase changes.
@@ -441,6 +467,7 @@ class SessionRequest(_message.Message):
     OBSERVATION_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
+    UNPLANNED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
@@ -454,6 +481,8 @@ class SessionRequest(_message.Message):
     def lease(self) -> Global___Lease: ...
     @_builtins.property
     def removed(self) -> Global___WorkloadRemoved: ...
+    @_builtins.property
+    def unplanned(self) -> Global___UnplannedTraining: ...
     def __init__(
         self,
         *,
@@ -464,12 +493,13 @@ class SessionRequest(_message.Message):
         observation: Global___Observation | None = ...,
         lease: Global___Lease | None = ...,
         removed: Global___WorkloadRemoved | None = ...,
+        unplanned: Global___UnplannedTraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "removed", b"removed", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "removed", b"removed", "state", b"state", "unplanned", b"unplanned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "removed", b"removed", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "removed", b"removed", "sequence", b"sequence", "state", b"state", "unplanned", b"unplanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "state", "front", "observation", "lease", "removed"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "state", "front", "observation", "lease", "removed", "unplanned"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -487,6 +517,7 @@ class Welcome(_message.Message):
     GRANT_LIFETIME_S_FIELD_NUMBER: _builtins.int
     FURTHER_REFERENCE_DIGESTS_FIELD_NUMBER: _builtins.int
     SHARE_MODES_FIELD_NUMBER: _builtins.int
+    REFUSES_UNPLANNED_FIELD_NUMBER: _builtins.int
     reference_digest: _builtins.str
     """sha256 of the manifest, hexadecimal"""
     profile_modes: _builtins.int
@@ -499,6 +530,8 @@ class Welcome(_message.Message):
     """grants lapse this long after the agent sent the last lease that renewed them"""
     share_modes: _builtins.int
     """Measured modes that a device reports of each workload, for other devices of its kind."""
+    refuses_unplanned: _builtins.bool
+    """the site does not allow trainings without a plan"""
     @_builtins.property
     def protocol(self) -> Global___ProtocolVersion: ...
     @_builtins.property
@@ -516,10 +549,11 @@ class Welcome(_message.Message):
         grant_lifetime_s: _builtins.float = ...,
         further_reference_digests: _abc.Iterable[_builtins.str] | None = ...,
         share_modes: _builtins.int = ...,
+        refuses_unplanned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["further_reference_digests", b"further_reference_digests", "grant_lifetime_s", b"grant_lifetime_s", "lease_s", b"lease_s", "profile_modes", b"profile_modes", "protocol", b"protocol", "reconnect_s", b"reconnect_s", "reference_digest", b"reference_digest", "share_modes", b"share_modes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["further_reference_digests", b"further_reference_digests", "grant_lifetime_s", b"grant_lifetime_s", "lease_s", b"lease_s", "profile_modes", b"profile_modes", "protocol", b"protocol", "reconnect_s", b"reconnect_s", "reference_digest", b"reference_digest", "refuses_unplanned", b"refuses_unplanned", "share_modes", b"share_modes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

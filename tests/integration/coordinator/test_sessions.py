@@ -8,6 +8,7 @@ import sqlite3
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from coordinator.services import sessions
-from coordinator.settings import CoordinatorSettings
+from coordinator.settings import CoordinatorSettings, SiteSettings
 from tests.fakes.polling import eventually
 from tests.fakes.served import READY, Agent, Client, fetch, serving_client, status
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
@@ -61,6 +62,18 @@ async def test_a_sample_is_exported_until_the_device_disconnects(config: Coordin
                 return
             await asyncio.sleep(0.05)
         pytest.fail("a disconnected device has a sample")
+
+
+async def test_devices_learn_whether_the_site_refuses_trainings_without_a_plan_and_report_them(
+    config: CoordinatorSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "site.toml"
+    file.write_text('unplanned_trainings = "refuse"\n[supplies.site]\nbudget = { watts = 300 }\n')
+    async with serving_client(config.model_copy(update={"site": SiteSettings(file=file)})) as client:
+        agent = client.agent()
+        assert (await agent.hello("orin")).refuses_unplanned
+        await agent.send(unplanned=session_pb2.UnplannedTraining(run_id="4711", is_refused=True))
+        assert [each for each in caplog.messages if "orin refuses to train for Flower's run 4711" in each]
 
 
 def metrics_of(address: str) -> str:

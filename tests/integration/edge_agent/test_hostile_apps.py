@@ -335,6 +335,7 @@ def test_no_other_call_exists_on_the_sockets() -> None:
     }
     assert calls == {
         "LocalAgentService/GetDevice",
+        "LocalAgentService/NoteUnplanned",
         "LocalAgentService/Train",
         "LocalAgentService/ShowTraining",
         "DutyService/Serve",

@@ -38,7 +38,7 @@ from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import PowerMode
 from wattfleet.flower import AgentUnreachableError, planned_work, power_mode_mod, profiled, until_deadline
 from wattfleet.flower.client.agent_training import CURRENT_TRAINING
-from wattfleet.flower.client.mod import pairing_problem
+from wattfleet.flower.client.mod import UnplannedTrainingError, pairing_problem
 from wattfleet.flower.server.nodes import identify_request
 from wattfleet_proto.assignment import (
     CUT_KEY,
@@ -82,6 +82,28 @@ def test_trains_in_the_assigned_mode_and_reports(agent: Agent) -> None:
 def test_messages_without_an_assignment_pass_unchanged() -> None:
     request = message(RecordDict({"config": ConfigRecord()}))
     assert not power_mode_mod(request, context(), answered).has_error()
+
+
+def test_the_agent_reports_once_in_a_run_that_an_app_trains_without_a_plan(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = message(RecordDict({"config": ConfigRecord()}))
+    for _ in range(2):
+        assert not power_mode_mod(request, context(**{"agent-socket": str(agent.socket)}), answered).has_error()
+    assert agent.unplanned == [("7", False)]
+    [warned] = [each.getMessage() for each in caplog.records if "without a plan" in each.getMessage()]
+    assert "outside of the budget" in warned and "PowerAware" in warned
+
+
+def test_a_site_that_does_not_allow_it_refuses_a_training_without_a_plan_but_no_evaluation(agent: Agent) -> None:
+    agent.refuses_unplanned = True
+    request = message(RecordDict({"config": ConfigRecord()}))
+    node = context(**{"agent-socket": str(agent.socket)})
+    with pytest.raises(UnplannedTrainingError, match="trains only as its coordinator plans.*PowerAware"):
+        power_mode_mod(request, node, answered)
+    assert agent.unplanned == [("7", True)]
+    request.metadata.message_type = "evaluate"
+    assert not power_mode_mod(request, node, answered).has_error()
 
 
 def test_identifies_without_calling_the_app() -> None:

@@ -8,7 +8,14 @@ from typing import Any
 import grpc
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, FedMedian, FedProx
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    FedMedian,
+    FedProx,
+    FedXgbBagging,
+    FedXgbCyclic,
+)
 
 from tests.fakes.flower_in_process import (
     ARRAYS,
@@ -80,6 +87,31 @@ def test_messages_to_nodes_outside_the_plan_are_dropped(warnings: WarningLog) ->
     run(grid, PlannerStub(chosen=["b", "d"]), strategy=OwnPick(fraction_evaluate=0.0))
     assert sorted(m.metadata.dst_node_id for m in grid.trainings()) == [B, D]
     assert warnings.about(f"the message to node {A} is dropped")
+
+
+def test_a_round_that_is_never_aggregated_ends_with_the_next_one(warnings: WarningLog) -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(nodes=dict(KNOWN))
+    strategy = PowerAware(FedAvg(), planner, clock=grid.clock, survey_s=None, measures_left_out=False)
+    first = list(strategy.configure_train(1, ARRAYS, ConfigRecord(), grid))
+    grid.push_messages([message for message in first if message.metadata.dst_node_id == A])
+    second = list(strategy.configure_train(2, ARRAYS, ConfigRecord(), grid))
+    [given_up] = planner.asked("FinishRound")
+    assert given_up.plan_id.endswith("/1")
+    [result] = given_up.results
+    assert (result.device_id, result.late, result.failure) == ("a", True, ""), "only it was sent a message"
+    strategy.aggregate_train(2, grid.send_and_receive(second))
+    assert set(planner.results()[1]) == {"a", "b", "c", "d"}
+    assert warnings.about("round 1 ends without an aggregation")
+
+
+def test_a_round_that_is_configured_again_keeps_its_plan() -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(nodes=dict(KNOWN))
+    strategy = PowerAware(FedAvg(), planner, clock=grid.clock, survey_s=None, measures_left_out=False)
+    for _ in range(2):
+        messages = list(strategy.configure_train(1, ARRAYS, ConfigRecord(), grid))
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    [results] = planner.results()
+    assert not any(each.late or each.failure for each in results.values())
 
 
 def test_a_power_aware_strategy_around_another_is_refused() -> None:
@@ -332,6 +364,17 @@ def test_it_says_what_counts_and_what_does_not(logged: Any) -> None:
     assert about(lines, "Ignored:") == "Ignored: fraction_train=0.3, min_train_nodes=7"
     assert not [line for line in lines if line.startswith(("Sampling", "Fraction", "Minimum"))], "said once"
     about(lines, "Weighted by: 'num-examples'")
+
+
+def test_it_says_which_nodes_a_strategy_of_xgboost_needs(
+    warnings: WarningLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind, says in (
+        (FedXgbBagging, "needs the trees of every node"),
+        (FedXgbCyclic, "lets the nodes train in turn"),
+    ):
+        PowerAware(kind(), PlannerStub()).summary()
+        assert f"{kind.__name__} {says}" in caplog.text
 
 
 def test_a_run_that_may_go_on_without_plans_uses_them_then(logged: Any) -> None:

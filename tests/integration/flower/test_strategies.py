@@ -61,8 +61,8 @@ CHOSEN_NODES = {node_id: node for node_id, node in NODES.items() if node.device_
 NOT_WRAPPABLE: dict[str, str] = {}
 """Name of a strategy -> why no wrapper can plan its rounds."""
 
-# It trains on one node after another, so three of the four selected nodes receive nothing.
-TRAINED_IN_A_ROUND = {"FedXgbCyclic": 1}
+TAKES_TURNS = "FedXgbCyclic"
+"""It trains on one node after another. Its plans are for the node whose turn it is."""
 
 STRATEGIES = sorted(
     name
@@ -133,13 +133,13 @@ def grid_of(name: str, nodes: dict[int, Node]) -> GridOfNodes:
     return GridOfNodes({node_id: Node(node.device_id, training) for node_id, node in nodes.items()})
 
 
-def started(name: str, strategy: Strategy, grid: GridOfNodes) -> Result:
+def started(name: str, strategy: Strategy, grid: GridOfNodes, rounds: int = ROUNDS) -> Result:
     random.seed(0)
     np.random.seed(0)
-    return strategy.start(grid, initial(name), num_rounds=ROUNDS)
+    return strategy.start(grid, initial(name), num_rounds=rounds)
 
 
-@pytest.mark.parametrize("name", first(9, [name for name in STRATEGIES if name not in NOT_WRAPPABLE]))
+@pytest.mark.parametrize("name", first(9, [name for name in STRATEGIES if name not in (*NOT_WRAPPABLE, TAKES_TURNS)]))
 def test_only_the_chosen_train_and_what_is_aggregated_is_the_strategys_own(name: str) -> None:
     planner = PlannerStub(chosen=CHOSEN, nodes={node_id: str(node.device_id) for node_id, node in NODES.items()})
     grid = grid_of(name, NODES)
@@ -147,7 +147,7 @@ def test_only_the_chosen_train_and_what_is_aggregated_is_the_strategys_own(name:
     bare = started(name, built(name), grid_of(name, CHOSEN_NODES))
 
     trainings = grid.trainings()
-    assert len(trainings) == ROUNDS * TRAINED_IN_A_ROUND.get(name, len(CHOSEN))
+    assert len(trainings) == ROUNDS * len(CHOSEN)
     for number, message in enumerate(trainings):
         assignment = RoundAssignment.from_record(message.content[RECORD_KEY])
         assert NODES[message.metadata.dst_node_id].device_id == assignment.device_id
@@ -169,6 +169,28 @@ def test_only_the_chosen_train_and_what_is_aggregated_is_the_strategys_own(name:
         assert all(not one.failure and one.share == 1 for one in told.values())
 
 
+def test_nodes_that_train_in_turn_are_planned_one_by_one_without_those_that_cannot() -> None:
+    others = {each: "drained" for each in (str(node.device_id) for node in NODES.values()) if each not in CHOSEN}
+    planner = PlannerStub(nodes={node_id: str(node.device_id) for node_id, node in NODES.items()}, excluded=others)
+    grid = grid_of(TAKES_TURNS, NODES)
+    strategy = PowerAware(built(TAKES_TURNS), planner, clock=grid.clock)
+    result = started(TAKES_TURNS, strategy, grid, rounds=6)
+    bare = started(TAKES_TURNS, built(TAKES_TURNS), grid_of(TAKES_TURNS, CHOSEN_NODES), rounds=6)
+    turns = [str(NODES[message.metadata.dst_node_id].device_id) for message in grid.trainings()]
+    assert sorted(turns[:4]) == CHOSEN and turns[4:] == turns[:2]
+    assert [len(each.node_ids) for each in planner.asked("PlanRound")] == 6 * [1]
+    np.testing.assert_array_equal(result.arrays["0"].numpy(), bare.arrays["0"].numpy())
+
+
+def test_a_strategy_whose_trees_add_up_asks_for_every_device() -> None:
+    asked = {}
+    for name in ("FedXgbBagging", "FedAvg"):
+        planner, grid = PlannerStub(nodes={n: str(node.device_id) for n, node in NODES.items()}), grid_of(name, NODES)
+        started(name, PowerAware(built(name), planner, clock=grid.clock), grid)
+        asked[name] = [each.needs_all for each in planner.asked("StartRun")]
+    assert asked == {"FedXgbBagging": [True], "FedAvg": [False]}
+
+
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name.startswith("DifferentialPrivacy")])
 def test_differential_privacy_takes_no_quorum(name: str) -> None:
     with pytest.raises(InvalidInputError, match="leave the quorum out"):
@@ -186,7 +208,8 @@ def test_updates_that_devices_have_clipped_are_not_scaled(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", first(5, [n for n in STRATEGIES if n not in NOT_WRAPPABLE and not n.startswith("DifferentialPrivacy")])
+    "name",
+    first(5, [n for n in STRATEGIES if n not in (*NOT_WRAPPABLE, TAKES_TURNS) and not n.startswith("DifferentialP")]),
 )
 def test_every_strategy_goes_on_with_late_updates(name: str) -> None:
     planner = PlannerStub(chosen=CHOSEN, nodes={node_id: str(node.device_id) for node_id, node in NODES.items()})
@@ -198,7 +221,7 @@ def test_every_strategy_goes_on_with_late_updates(name: str) -> None:
     assert list(result.arrays) == list(initial(name))
     assert len(result.train_metrics_clientapp) == ROUNDS
     late = [[one.device_id for one in told.values() if one.late] for told in planner.results()]
-    assert late == ([[], []] if name in TRAINED_IN_A_ROUND else [[CHOSEN[-1]], []])
+    assert late == [[CHOSEN[-1]], []]
     assert not [one.failure for told in planner.results() for one in told.values() if one.failure]
 
 
@@ -391,9 +414,15 @@ def test_an_unknown_attribute_is_an_error_as_without_wrapper() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_strategy_of_the_former_api_is_refused_at_once() -> None:
     from flwr.server.strategy import FedAvg as FormerFedAvg
+    from flwr.server.workflow import SecAggPlusWorkflow
 
     with pytest.raises(InvalidInputError, match=r"former API \(flwr.server\).*use the one in flwr.serverapp.strategy"):
         PowerAware(FormerFedAvg(), PlannerStub())
+    with pytest.raises(InvalidInputError, match=r"secure aggregation needs the former API, so it cannot be planned"):
+        PowerAware(FormerFedAvg(), PlannerStub())
+    workflow: Any = SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2)
+    with pytest.raises(InvalidInputError, match=r"SecAggPlusWorkflow is a workflow .* without secure aggregation"):
+        PowerAware(workflow, PlannerStub())
     with pytest.raises(InvalidInputError, match="wrap an object of a class in flwr.serverapp.strategy"):
         PowerAware(FedAvg, PlannerStub())
 

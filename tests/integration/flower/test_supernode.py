@@ -21,13 +21,14 @@ from tests.fakes.served import CertifiedFleet
 from wattfleet.common.identity.identity_folder import Identity
 from wattfleet.common.identity.peers import Role
 from wattfleet.common.identity.supernode_folder import SuperNodeKey, update_supernode, write_supernode
+from wattfleet.flower.flower_version import unsupported_version
 from wattfleet.flower.supernode import command
 from wattfleet.flower.supernode.fleet_client import EnrolledClient, SteadyClient
 
 # --- Supernode command ------------------------------------------------------------------------------------------------
 # The options of `wattfleet-supernode`, and its behaviour with an unknown version of Flower.
 
-pytestmark = pytest.mark.skipif(not flwr.__version__.startswith("1.41."), reason="another Flower is left as it is")
+pytestmark = pytest.mark.skipif(unsupported_version() != "", reason="another Flower is left as it is")
 
 SEAMS = ("http_request_response", "time", "subprocess")
 
@@ -83,7 +84,7 @@ def test_an_unknown_flower_runs_as_it_is(
     run(monkeypatch, "--insecure", "--poll-s", "1")
     assert flower.arguments == [["--insecure"]]
     assert [getattr(start_client_internal, name) for name in SEAMS] == before
-    assert "runs as flower-supernode: it supports Flower 1.41.x, but 1.30.0 is installed" in caplog.text
+    assert "runs as flower-supernode: it supports Flower 1.41.x or 1.42.x, but 1.30.0 is installed" in caplog.text
 
 
 def test_a_flower_without_the_replaced_names_runs_as_it_is(

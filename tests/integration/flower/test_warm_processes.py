@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -244,7 +246,10 @@ def test_nothing_is_learned_if_only_some_modules_are_wanted(messages: Messages, 
 
 
 @pytest.mark.parametrize("text", first(1, [THREADY, CONNECTING, WITH_A_DEVICE, STARTING]))
-def test_an_import_that_cannot_be_forked_is_left_out(messages: Messages, tmp_path: Path, text: str) -> None:
+def test_an_import_that_cannot_be_forked_is_left_out(
+    messages: Messages, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     libraries = tmp_path / "libraries"
     libraries.mkdir()
     (libraries / "unfit_library.py").write_text(text)
@@ -253,6 +258,8 @@ def test_an_import_that_cannot_be_forked_is_left_out(messages: Messages, tmp_pat
     environment["PYTHONPATH"] = os.pathsep.join([str(libraries), environment.get("PYTHONPATH", "")])
     for launcher in started(messages, imports=["broken_library", "unfit_library", "wave"]):
         assert "unfit_library" not in warm(messages, launcher, "wave")["modules"]
+    [told] = [record.getMessage() for record in caplog.records if "unfit_library" in record.getMessage()]
+    assert re.search(r"Messages wait longer .*importing unfit_library (starts|opens) .* took \d+\.\d s here", told)
 
 
 def test_threads_of_openblas_are_no_obstacle(messages: Messages) -> None:

@@ -88,6 +88,15 @@ def read(folder: Path, text: str, plan: str = "from,watts\n2026-06-01T06:00Z,70\
     return read_site_file(folder / "site.toml")
 
 
+def test_a_site_file_may_refuse_trainings_without_a_plan(tmp_path: Path) -> None:
+    supplies = "[supplies.site]\nbudget = { watts = 300 }\n"
+    assert not read(tmp_path, supplies).refuses_unplanned
+    assert read(tmp_path, 'unplanned_trainings = "refuse"\n' + supplies).refuses_unplanned
+    assert "unplanned_trainings: Input should be 'warn' or 'refuse'" in refused(
+        tmp_path, "unplanned_trainings = true\n" + supplies
+    )
+
+
 def refused(folder: Path, text: str, plan: str = "from,watts\n2026-06-01T06:00Z,70\n") -> str:
     with pytest.raises(InvalidInputError) as error:
         read(folder, text, plan)

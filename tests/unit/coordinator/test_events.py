@@ -84,6 +84,16 @@ def test_trainings_and_short_absences_are_no_events(events: Events) -> None:
     assert events.taken() == []
 
 
+def test_a_run_without_plans_is_an_event_once(events: Events, caplog: pytest.LogCaptureFixture) -> None:
+    for device_id in ("orin", "nano"):
+        events.log.unplanned_training(device_id, "4711", is_refused=False)
+    events.log.unplanned_training("nano", "4712", is_refused=True)
+    first, second = events.taken()
+    assert first.startswith("orin trains, outside of the budget, for Flower's run 4711") and "PowerAware" in first
+    assert second.startswith("nano refuses to train for Flower's run 4712")
+    assert len([each for each in caplog.records if "has no plan" in each.getMessage()]) == 2
+
+
 def test_a_device_that_stays_away_is_offline_since_its_session_ended(events: Events) -> None:
     events.disconnect("orin")
     events.pass_s(11)

@@ -51,6 +51,14 @@ def test_each_round_of_each_run_is_planned_by_itself() -> None:
     assert [record.plan_id for record in fleet.rounds.cache.of_run("4712")] == [records[1].plan_id]
 
 
+def test_a_run_that_needs_all_devices_gets_them_whatever_the_policy() -> None:
+    fleet = small_fleet(policy=FastestK(1))
+    assert set(fleet.flower.plan(RUN, 1, NODES, 1.0).nodes) == {"orin"}
+    fleet = small_fleet(policy=FastestK(1))
+    fleet.flower.start_run("trees", "FedXgbBagging", 1, needs_all=True)
+    assert set(fleet.flower.plan("trees", 1, NODES, 1.0).nodes) == {"orin", "nano"}
+
+
 def test_the_site_was_observed_once_all_chosen_devices_were() -> None:
     fleet = small_fleet(policy=FastestK(2))
     make_ready_in(fleet, "slow", front((90, 12)), 2.5, 3)

@@ -13,7 +13,7 @@ import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from wattfleet.common.console import plain_text
-from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.flower.client.agent_training import (
     CURRENT_TRAINING,
     AgentTraining,
@@ -115,15 +115,24 @@ def _user_name() -> str:
 _AUTO_PROFILE_KEY = "auto-profile"
 
 
+class UnplannedTrainingError(WattfleetError):
+    """The app trains without a plan, which the site's rules do not allow."""
+
+
 def power_mode_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Have the agent apply the assigned mode and observe the training; pass other messages on unchanged.
 
+    The agent is told of a training without an assignment, since it is outside of the budget.
+
     Raises:
+        UnplannedTrainingError: the training has no assignment, and the site does not allow this.
         InvalidInputError: the SuperNode has no `device-id`, its `auto-profile` is not true or false, or the assignment
             cannot be read.
         AgentUnreachableError: the agent's socket cannot be reached, or the agent refused.
     """
     if RECORD_KEY not in message.content:
+        if message.metadata.message_type.startswith("train"):
+            _note_unplanned(context)
         return call_next(message, context)
     record = message.content[RECORD_KEY]
     if IDENTIFY_KEY in record:
@@ -177,6 +186,22 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
     if not reply.has_error() and done:
         reply.content[RECORD_KEY] = ConfigRecord(done)
     return reply
+
+
+def _note_unplanned(context: Context) -> None:
+    """Tell the agent, if there is one, that the app is about to train without a plan.
+
+    Raises:
+        UnplannedTrainingError: the site does not allow this.
+    """
+    try:
+        with grpc.insecure_channel(f"unix:{_socket(context)}") as channel:
+            request = local_pb2.NoteUnplannedRequest(run_id=str(context.run_id))
+            noted = local_pb2_grpc.LocalAgentServiceStub(channel).NoteUnplanned(request, timeout=_WITHIN_S)
+    except grpc.RpcError:  # this device has no agent, or an earlier one
+        return
+    if noted.refusal:
+        raise UnplannedTrainingError(plain_text(noted.refusal))
 
 
 def _identity(context: Context) -> ConfigRecord:

@@ -112,17 +112,21 @@ class CoordinatorRun:
     already planned for the process before it. It continues as run ID-2, ID-3 and so on.
     """
 
-    def __init__(self, planner: PlanningClient, strategy: str, local_epochs: EpochChoice, clock: Clock) -> None:
+    def __init__(
+        self, planner: PlanningClient, strategy: str, needs_all: bool, local_epochs: EpochChoice, clock: Clock
+    ) -> None:
         """Use a coordinator.
 
         Args:
             planner: the coordinator.
             strategy: the strategy's name.
+            needs_all: whether the strategy needs the update of every device.
             local_epochs: passes over its data that a node's training makes in a round, or those that plans may choose.
             clock: measures when rounds began.
         """
         self._planner = planner
         self._strategy = strategy
+        self._needs_all = needs_all
         self._local_epochs = local_epochs
         self._clock = clock
         self._token = secrets.token_urlsafe(32)
@@ -332,6 +336,7 @@ class CoordinatorRun:
             name=run.names.name,
             app=run.names.app,
             labels=run.names.labels,
+            needs_all=self._needs_all,
         )
 
     def _call(self, method: str, request: Any) -> Any:

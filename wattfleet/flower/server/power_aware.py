@@ -43,8 +43,10 @@ from wattfleet.flower.server.selection import (
     Select,
     attribute,
     layers,
+    needs_all,
     sampling_all,
     sampling_at_most,
+    takes_turns,
     trains_nothing,
 )
 from wattfleet_proto.assignment import RECORD_KEY
@@ -78,7 +80,13 @@ def log_summary(
     """
     name = type(strategy).__name__
     _log("\t├──> PowerAware around %s: the coordinator at %s plans each training", name, coordinator)
-    _log("\t│\t├── The coordinator's policy chooses the nodes that train, and their power modes")
+    if takes_turns(strategy):
+        chooses = f"{name} lets the nodes train in turn; each plan is for the one whose turn it is"
+    elif needs_all(strategy):
+        chooses = f"{name} needs the trees of every node, so all train that the budgets allow, whatever the policy"
+    else:
+        chooses = "The coordinator's policy chooses the nodes that train, and their power modes"
+    _log("\t│\t├── %s", chooses)
     if isinstance(strategy, FedBuff):
         _log("\t│\t└── The options of FedBuff below are used")
         summary()
@@ -275,6 +283,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self._rounds = PlannedRounds(
             client,
             type(strategy).__name__,
+            needs_all(strategy),
             epochs,
             WorkloadNaming(workload, workload_keys),
             RunNaming(run_name, labels),
@@ -422,7 +431,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Plan the round, let the wrapped strategy write its messages, and add each node's assignment."""
-        self._sent = None
+        sent, self._sent = self._sent, None
+        if sent is not None and sent.number != server_round:  # its `aggregate_train` was not called
+            self._rounds.give_up(sent)
         self._late.begin_round(None)
         if trains_nothing(self.strategy):
             return self._own("configure_train")(server_round, arrays, config, grid)  # type: ignore[no-any-return]
@@ -444,10 +455,17 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                     written.extend(self._own("configure_train")(server_round, arrays, config, listed))
             return written
 
+        if takes_turns(self.strategy):
+            node_ids = self._rounds.able(grid, node_ids)
+            write(node_ids)  # the plan is for the node that the strategy has chosen
         self._measurements.survey(grid, server_round, node_ids, lambda: write(node_ids))
         reached = {message.metadata.dst_node_id for message in written} or None
         free = FreeNodesGrid(grid, self._late, server_round, self._measurements, reached)
-        node_ids = [node_id for node_id in node_ids if node_id not in self._measurements.busy_nodes]
+        node_ids = [
+            node_id
+            for node_id in node_ids
+            if node_id not in self._measurements.busy_nodes and (reached is None or node_id in reached)
+        ]
         self._sent = sent = self._rounds.plan(free, server_round, node_ids, is_busy=self._is_any_busy)
         if isinstance(sent, PlannedRound):
             left_out = [node_id for node_id in node_ids if node_id not in sent.node_ids]
@@ -590,7 +608,14 @@ def _require_current(strategy: Any) -> None:
     if any(each.__module__.startswith("flwr.server.strategy") for each in kind.__mro__):
         raise InvalidInputError(
             f"{kind.__name__} is a strategy of Flower's former API (flwr.server), which takes no messages from a plan:"
-            " use the one in flwr.serverapp.strategy, in a ServerApp whose main calls strategy.start(grid, ...)"
+            " use the one in flwr.serverapp.strategy, in a ServerApp whose main calls strategy.start(grid, ...)."
+            " Flower's secure aggregation needs the former API, so it cannot be planned"
+        )
+    if any(each.__module__.startswith("flwr.server.workflow") for each in kind.__mro__):
+        raise InvalidInputError(
+            f"{kind.__name__} is a workflow of Flower's former API (flwr.server), which writes all messages by itself,"
+            " so no plan can be added to them: wrap a strategy of flwr.serverapp.strategy instead, without secure"
+            " aggregation"
         )
     raise InvalidInputError(
         f"{strategy!r} is no strategy: wrap an object of a class in flwr.serverapp.strategy, or of one derived from it"

@@ -70,6 +70,7 @@ class PlannedRounds:
         self,
         planner: PlanningClient,
         strategy: str,
+        needs_all: bool,
         local_epochs: EpochChoice,
         naming: WorkloadNaming,
         run_naming: RunNaming,
@@ -84,6 +85,7 @@ class PlannedRounds:
         Args:
             planner: the coordinator.
             strategy: the strategy's name, for logs and reports.
+            needs_all: whether it needs the update of every device, so that plans select all that the budgets allow.
             local_epochs: passes over its data that a node's training makes in a round, or those that plans may choose.
             naming: names the workload of a run.
             run_naming: names a run.
@@ -95,7 +97,7 @@ class PlannedRounds:
         """
         self._planner = planner
         self._strategy = strategy
-        self._run = CoordinatorRun(planner, strategy, local_epochs, clock)
+        self._run = CoordinatorRun(planner, strategy, needs_all, local_epochs, clock)
         self._naming = naming
         self._run_naming = run_naming
         self._batches = batches
@@ -239,6 +241,14 @@ class PlannedRounds:
         self._planner.send_pending()
         return self._run.predictions(self._nodes.identified(grid, list(grid.get_node_ids())))
 
+    def able(self, grid: Grid, node_ids: list[int]) -> list[int]:
+        """Return the nodes that could train now; all if none could, or if the coordinator does not answer."""
+        try:
+            found = {each.node_id for each in self.predictions(grid) if not each.reason}
+        except (CoordinatorUnreachableError, CoordinatorRefusedError):
+            return node_ids
+        return [node_id for node_id in node_ids if node_id in found] or node_ids
+
     def reply_timeout_s(self, sent: SentRound, timeout_s: float | None) -> float | None:
         """Return how long to wait for a round's replies, seconds; never longer than the app's own timeout.
 
@@ -325,6 +335,16 @@ class PlannedRounds:
             normalise_updates(sent, answered.replies, answered.ignoring)
         self._run.report_round(sent.plan.plan_id, results, wall_s)
         return answered.replies
+
+    def give_up(self, sent: SentRound) -> None:
+        """Report a round whose replies are not aggregated, since the strategy has begun another one.
+
+        Devices whose messages were sent may still train, so they count as late; the others are free at once.
+        """
+        sent.sent = [(metadata, label) for metadata, label in sent.sent if metadata.message_id]
+        sent.late.update(label for _, label in sent.sent)
+        log(WARNING, "round %d ends without an aggregation, since another round has begun", sent.number)
+        self.finish(sent, [], "")
 
     def check_epochs(self, sent: SentRound, answered: RoundReplies) -> None:
         """Check which nodes have trained the plan's number of local epochs, and log the others.

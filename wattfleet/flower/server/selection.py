@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 from flwr.common.logger import log
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
 
 from wattfleet.core.choosing import BatchEfficiency, scaled_learning_rate
 from wattfleet.core.errors import InvalidInputError
@@ -48,6 +48,16 @@ def attribute(strategy: Strategy, name: str, default: Any) -> Any:
 def trains_nothing(strategy: Strategy) -> bool:
     """Whether the strategy only evaluates. Then Flower sends no training, and nothing is planned."""
     return bool(attribute(strategy, "fraction_train", 1.0) == 0)
+
+
+def needs_all(strategy: Strategy) -> bool:
+    """Whether the strategy needs the update of every device: trees of XGBoost add up, and are not averaged."""
+    return any(isinstance(layer, FedXgbBagging) for layer in layers(strategy))
+
+
+def takes_turns(strategy: Strategy) -> bool:
+    """Whether the strategy trains on one node in each round, whose turn it chooses itself."""
+    return any(isinstance(layer, FedXgbCyclic) for layer in layers(strategy))
 
 
 def sampling_all(strategy: Strategy) -> Any:

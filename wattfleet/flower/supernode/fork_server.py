@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,13 +40,15 @@ class UnfitImportError(WattfleetError):
     Attributes:
         module: the module.
         reason: what the module does that a fork would break, such as "starts a thread".
+        import_s: how long its import took, seconds.
     """
 
-    def __init__(self, module: str, reason: str) -> None:
+    def __init__(self, module: str, reason: str, import_s: float) -> None:
         """Set the text to the module and the reason."""
         super().__init__(f"{module} {reason}")
         self.module = module
         self.reason = reason
+        self.import_s = import_s
 
 
 def import_all(names: Iterable[str]) -> None:
@@ -59,12 +62,13 @@ def import_all(names: Iterable[str]) -> None:
     """
     opened = _open_files()
     for name in names:
+        began_s = time.monotonic()
         try:
             importlib.import_module(name)
         except (Exception, SystemExit):  # noqa: BLE001  # a library may raise anything
             continue
         if reason := _started(opened):
-            raise UnfitImportError(name, reason)
+            raise UnfitImportError(name, reason, time.monotonic() - began_s)
 
 
 def _started(opened_before: Collection[str]) -> str:
@@ -198,7 +202,7 @@ def main() -> None:
     try:
         import_all([*RUNTIME, *json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))])
     except UnfitImportError as error:
-        _send(control, unfit=error.module, reason=error.reason)
+        _send(control, unfit=error.module, reason=error.reason, import_s=error.import_s)
         return
     process_log.start()  # for this process and those that it forks
     # The garbage collector ignores frozen objects, so that the forked processes share their memory.

@@ -73,6 +73,7 @@ def _runs() -> None:
         sa.Column("facts", sa.Text(), nullable=False),
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("labels", sa.Text(), nullable=False),
+        sa.Column("needs_all", sa.Boolean(), nullable=False),
         sa.Column("started_at", _TIME, nullable=False),
         sa.Column("finished_at", _TIME),
         sa.Column("checksum", _COUNT),
