@@ -16,11 +16,16 @@ from click.core import ParameterSource
 from typer.core import TyperCommand, TyperOption
 
 from coordinator.lock_file import noted_address
-from wattfleet.common.addresses import COORDINATOR_VARIABLE, IDENTITY_VARIABLE, INSECURE_VARIABLE, reachable_here
+from wattfleet.common.addresses import (
+    COORDINATOR_VARIABLE,
+    IDENTITY_VARIABLE,
+    INSECURE_VARIABLE,
+    OPERATOR_FOLDER,
+    reachable_here,
+)
 from wattfleet.common.console import json_text, print_json, print_line, terminal
-from wattfleet.common.identity.channels import OPERATOR_FOLDER
 from wattfleet.common.parsing import parse_toml
-from wattfleet.common.settings.user_file import config_folder, in_home
+from wattfleet.common.settings.user_file import config_folder, in_home, user_folder
 from wattfleet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -181,7 +186,7 @@ def own_identity(named: Path | None) -> Path | None:
     Raises:
         InvalidInputError: the named folder has no identity, or an identity is damaged.
     """
-    from wattfleet.common.identity.channels import named_folder, user_folder
+    from wattfleet.common.identity.channels import named_folder
 
     here, *installed = [each.operator_folder for each in local_coordinators()]
     return named_folder(named, here, user_folder(), *installed)

@@ -22,6 +22,7 @@ from pathlib import Path
 from coordinator.errors import RotationError
 from coordinator.state.identities import Identities
 from coordinator.state.identity_records import CertificateRecord
+from wattfleet.common.addresses import OPERATOR_FOLDER
 from wattfleet.common.atomic_files import read_regular_file, remove_file, replace_file
 from wattfleet.common.identity.authority import SERVER_NAME, CertificateAuthority
 from wattfleet.common.identity.certificates import (
@@ -33,7 +34,6 @@ from wattfleet.common.identity.certificates import (
     request_certificate,
     to_pem,
 )
-from wattfleet.common.identity.channels import OPERATOR_FOLDER
 from wattfleet.common.identity.http_access import ServerTls
 from wattfleet.common.identity.identity_folder import (
     SECRET_MODE,

@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from coordinator.cli.client import CoordinatorClient, RequestFailedError
+from wattfleet.common.addresses import OPERATOR_FOLDER
 from wattfleet.common.atomic_files import replace_file
 from wattfleet.common.clock import utc_now
 from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 from wattfleet.common.identity.certificates import Certificate, new_key, request_certificate
-from wattfleet.common.identity.channels import OPERATOR_FOLDER, Endpoint, require_identity
+from wattfleet.common.identity.channels import Endpoint, require_identity
 from wattfleet.common.identity.identity_folder import CERTIFICATE, KEY, TRUSTED, Identity, write_identity
 from wattfleet.common.identity.renewal import renew_if_due, stored_at
 from wattfleet.core.errors import InvalidInputError

@@ -10,7 +10,7 @@ from edge_agent.cli.front import front
 from edge_agent.cli.profile import fit, profile
 from edge_agent.cli.service import RunCommand, install, join, run, trust_references, uninstall
 from edge_agent.cli.status import describe, doctor, selftest, status, watch
-from wattfleet.common.identity.joining import InviteCommand
+from wattfleet.common.identity.invites import InviteCommand
 
 _HELP = "Measure, control and run one device of the fleet."
 

@@ -26,7 +26,7 @@ from edge_agent.paths import (
 )
 from wattfleet.common import systemd
 from wattfleet.common.console import print_json, print_line
-from wattfleet.common.identity.joining import ArgumentsGiven, read_invite
+from wattfleet.common.identity.invites import ArgumentsGiven, read_invite
 from wattfleet.common.settings.command import SettingsCommand, effective
 from wattfleet.common.systemd import (
     THIS_MACHINE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from wattfleet.core.errors import InvalidInputError
 
@@ -64,3 +65,6 @@ IDENTITY_VARIABLE = "WATTFLEET_IDENTITY"
 
 INSECURE_VARIABLE = "WATTFLEET_INSECURE"
 """Whether plaintext may leave this machine if there is no identity."""
+
+OPERATOR_FOLDER = Path("wattfleet-identity/operator")
+"""Where `wattfleet coordinator init` puts the operator's identity, below the current directory."""

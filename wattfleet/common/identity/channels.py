@@ -19,7 +19,6 @@ from wattfleet.common.clock import utc_now
 from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 from wattfleet.common.identity.identity_folder import CERTIFICATE, KEY, Identity, read_identity
 from wattfleet.common.identity.peers import Role, UnknownPeerError
-from wattfleet.common.settings.user_file import config_folder
 from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.limits import MAX_ANSWER_BYTES
 
@@ -277,13 +276,6 @@ def _distrust(endpoint: Endpoint, identity: Identity | None, error: ssl.SSLCertV
 # How a client reaches its coordinator: the address, and the folder of the client's identity.
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
-OPERATOR_FOLDER = Path("wattfleet-identity/operator")
-"""Where `wattfleet coordinator init` puts the operator's identity, below the current directory."""
-
-
-def user_folder() -> Path:
-    """Return the folder in which `wattfleet join` stores the user's identity."""
-    return config_folder() / "identity"
 
 
 @dataclass(frozen=True, slots=True)

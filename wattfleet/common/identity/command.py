@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from wattfleet.common.addresses import IDENTITY_VARIABLE
-from wattfleet.common.identity.channels import user_folder
-from wattfleet.common.identity.joining import ArgumentsGiven, InviteCommand, read_invite
-from wattfleet.common.settings.user_file import in_home
+from wattfleet.common.identity.invites import ArgumentsGiven, InviteCommand, read_invite
+from wattfleet.common.settings.user_file import in_home, user_folder
 
 app = typer.Typer(add_completion=False)
 

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import hmac
 import ssl
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, TextIO
+from typing import Any
 
 import click
 import grpc
-import typer
-from typer.core import TyperCommand
 
 from wattfleet.common.addresses import split_address
 from wattfleet.common.atomic_files import require_own_folder
@@ -30,66 +27,15 @@ from wattfleet.common.identity.authority import SERVER_NAME
 from wattfleet.common.identity.certificates import fingerprint, new_key, read_certificate, request_certificate
 from wattfleet.common.identity.channels import open_enrolment_channel
 from wattfleet.common.identity.identity_folder import Identity, make_private_folder, write_identity
-from wattfleet.common.identity.invites import PREFIX, Invite
+from wattfleet.common.identity.invites import Invite
 from wattfleet.common.identity.renewal import expiry_text, note_time
 from wattfleet.common.identity.supernode_folder import SuperNodeKey, write_supernode
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import enrolment_pb2, enrolment_pb2_grpc
 
-# --- Invite input -----------------------------------------------------------------------------------------------------
-# Reads an invite from standard input, never from an argument, which other users and the shell's history would see.
+# --- Joining ----------------------------------------------------------------------------------------------------------
 
-
-_LONGEST_LINE = 4096
 _PLAUSIBLE_LAG = timedelta(days=1)
-
-ArgumentsGiven = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")]
-"""The annotation of arguments that a command does not accept, so that `read_invite` can explain what is wrong."""
-
-
-class InviteCommand(TyperCommand):
-    """A command whose usage omits the declared `ArgumentsGiven`."""
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """The parts of the usage after the command's name."""
-        return [piece for piece in super().collect_usage_pieces(ctx) if piece.strip("[].")]
-
-
-def read_invite(arguments: Sequence[str] | None, command: str, stream: TextIO | None = None) -> Invite:
-    """Read an invite from a hidden prompt on a terminal, or from the first line of a pipe or file.
-
-    Args:
-        arguments: the arguments given to the command.
-        command: the command as typed, for messages.
-        stream: standard input, except in tests.
-
-    Raises:
-        InvalidInputError: there is no invite, it is incomplete, or it was given as an argument. No message quotes it.
-    """
-    if arguments:
-        _refuse(arguments, command)
-    stream = stream or sys.stdin
-    if stream.isatty():
-        line = click.prompt("Invite (not shown)", hide_input=True, err=True)
-    else:
-        line = stream.readline(_LONGEST_LINE)
-    if not line.strip():
-        raise InvalidInputError(
-            f"standard input has no invite: run `{command}` and paste the line of `wattfleet coordinator invite`, or"
-            f" run `{command} < FILE`"
-        )
-    return Invite.parse(line)
-
-
-def _refuse(arguments: Sequence[str], command: str) -> None:
-    if not any(PREFIX in argument for argument in arguments):
-        raise InvalidInputError(f"`{command}` takes no argument, because it reads the invite from standard input")
-    raise InvalidInputError(
-        "an invite as an argument is in the process list and in the shell's history, so that others may have read it:"
-        " treat its token as exposed. Cancel it with `wattfleet coordinator cancel-invite`, create another one with"
-        f" `wattfleet coordinator invite`, and paste that one at the prompt of `{command}`, or run"
-        f" `{command} < FILE`"
-    )
 
 
 def plausible_time(invite: Invite, now: datetime) -> datetime:
@@ -115,8 +61,6 @@ def plausible_time(invite: Invite, now: datetime) -> datetime:
         click.echo(f"warning: {text}: {remedy}", err=True)
     return max(now, invite.issued_at)
 
-
-# --- Joining ----------------------------------------------------------------------------------------------------------
 
 _TIMEOUT_S = 60.0
 """Enrolment takes four round trips with the connection: 40 s over a link with a latency of 5 s in each direction."""

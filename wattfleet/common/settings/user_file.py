@@ -69,6 +69,11 @@ def config_folder() -> Path:
     return Path(folder, "wattfleet")
 
 
+def user_folder() -> Path:
+    """Return the folder in which `wattfleet join` stores the user's identity."""
+    return config_folder() / "identity"
+
+
 def in_home(path: Path) -> str:
     """Return a path for people, with `~` for the user's home."""
     home, text = os.path.expanduser("~"), str(path)

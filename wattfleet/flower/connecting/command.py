@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wattfleet.common.addresses import COORDINATOR_VARIABLE, IDENTITY_VARIABLE
-from wattfleet.common.identity.channels import OPERATOR_FOLDER, user_folder
-from wattfleet.common.settings.user_file import in_home
+from wattfleet.common.addresses import COORDINATOR_VARIABLE, IDENTITY_VARIABLE, OPERATOR_FOLDER
+from wattfleet.common.settings.user_file import in_home, user_folder
 
 if TYPE_CHECKING:
     from wattfleet.common.identity.channels import Endpoint

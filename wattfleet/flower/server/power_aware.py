@@ -24,7 +24,8 @@ from flwr.serverapp.strategy import (
 
 from wattfleet.common.addresses import COORDINATOR_VARIABLE
 from wattfleet.common.clock import Clock, SystemClock
-from wattfleet.common.identity.channels import Endpoint, named_folder, user_folder
+from wattfleet.common.identity.channels import Endpoint, named_folder
+from wattfleet.common.settings.user_file import user_folder
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import EpochChoice

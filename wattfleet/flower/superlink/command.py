@@ -24,11 +24,11 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from wattfleet.common.addresses import IDENTITY_VARIABLE
 from wattfleet.common.cli import exit_code, print_error
-from wattfleet.common.identity.channels import Endpoint, named_folder, require_identity, user_folder
+from wattfleet.common.identity.channels import Endpoint, named_folder, require_identity
 from wattfleet.common.identity.identity_folder import TRUSTED
 from wattfleet.common.identity.peers import Role
 from wattfleet.common.logs import log_format
-from wattfleet.common.settings.user_file import in_home
+from wattfleet.common.settings.user_file import in_home, user_folder
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.flower import process_log
 from wattfleet.flower.flower_version import unsupported_version
