@@ -212,22 +212,37 @@ def test_images_are_built_from_targets_of_the_dockerfile(services: dict[str, Ser
         assert set(service["build"]["args"]) <= set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
 
 
-def test_images_are_built_from_all_packages() -> None:
+@pytest.mark.parametrize("dockerfile", ["Dockerfile", "jetson/Dockerfile"])
+def test_images_are_built_from_all_packages(dockerfile: str) -> None:
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
     packages = {Path(path).parts[0] for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
-    copied = set(re.findall(r"^COPY (\S+) /src/\1$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE))
+    copied = set(re.findall(r"^COPY (\S+) /src/\1$", (DEPLOY / dockerfile).read_text(), re.MULTILINE))
     let_in = {line[1:] for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     assert packages == copied
     assert packages <= let_in
+    files = set(
+        re.findall(r"^COPY ((?:requirements|dependencies|deploy/image)\S*) ", (DEPLOY / dockerfile).read_text(), re.M)
+    )
+    assert all(any(file == each or file.startswith(f"{each}/") for each in let_in) for file in files)
 
 
 @pytest.mark.parametrize("version", ["docker-compose", "docker compose"])
-@pytest.mark.parametrize("overrides", [[], ["docker-compose.debian-prometheus.yml"]])
-def test_compose_reads_it(version: str, overrides: list[str]) -> None:
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["docker-compose.yml"],
+        ["docker-compose.yml", "docker-compose.debian-prometheus.yml"],
+        ["jetson/docker-compose.yml"],
+    ],
+    ids=["fleet", "fleet with Debian's Prometheus", "Jetson"],
+)
+def test_compose_reads_it(version: str, files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = version.split()
     if not shutil.which(command[0]) or subprocess.run([*command, "version"], capture_output=True).returncode:
         pytest.skip(f"{version} is not installed")
-    chosen = [word for file in ["docker-compose.yml", *overrides] for word in ("-f", str(DEPLOY / file))]
+    for name in ("WATTFLEET_COORDINATOR", "WATTFLEET_DEVICE_ID", "TORCH_IMAGE"):
+        monkeypatch.setenv(name, "chosen")
+    chosen = [word for file in files for word in ("-f", str(DEPLOY / file))]
     read = subprocess.run([*command, *chosen, "config", "--quiet"], capture_output=True, text=True)
     assert (read.returncode, read.stdout, read.stderr) == (0, "", "")
 
