@@ -117,9 +117,11 @@ def selftest(
         ModeNotAppliedError: the settings could not be restored before the test, after an earlier process.
     """
     test = _Test(device, device.clock.now_s() + limit_s)
-    before, throttled_before = device.knobs(), device.conditions().throttle_events
+    throttled_before = device.conditions().throttle_events
     with ExitStack() as held:
         held.enter_context(backed_up(device, folder))
+        # An earlier mode of Wattfleet has been undone.
+        before = device.knobs()
         with busy(int(device.modes[:, 0].max())):
             yield from _knobs(test)
         yield _fan(device)

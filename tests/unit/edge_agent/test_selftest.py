@@ -9,7 +9,9 @@ from contextlib import closing, nullcontext
 
 import pytest
 
+from edge_agent.devices.sysfs import mode_argument
 from edge_agent.selftest import report_row, result_of, selftest
+from edge_agent.training.mode_change import apply_with_backup
 from tests.fakes.faked_jetson import JETSONS, LOCK, ORIN_NANO, XAVIER_AGX, FakedJetson, open_sysfs
 from tests.fakes.polling import until
 
@@ -114,6 +116,13 @@ def test_what_is_not_restored_is_said(tree, tmp_path):
         if finding.topic == "lowest mode":
             tree.deaf.add(f"{tree.gpu}/max_freq")
     assert found["restored"].level == "fails" and "max_freq" in found["restored"].found
+
+
+def test_a_mode_that_was_applied_before_is_undone(tree, tmp_path):
+    before, device = tree.everything(), open_sysfs(tree)
+    apply_with_backup(device, mode_argument(device.space.lowest), tmp_path / "device")
+    assert findings_of(open_sysfs(tree), tmp_path / "device")[1]["restored"].level == "ok"
+    assert tree.everything() == before
 
 
 def test_one_that_is_ended_early_restores_the_board(tree, tmp_path):
