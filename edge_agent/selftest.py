@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,8 @@ _KNOBS = (
 )
 """Name of each knob, its field of a mode, and the unit to show it in."""
 
+WORKS = "works"
+_TIME = "time"
 _REPORT = "report it in an issue with the file of `sudo wattfleet agent describe`"
 
 
@@ -115,9 +117,11 @@ def selftest(
         ModeNotAppliedError: the settings could not be restored before the test, after an earlier process.
     """
     test = _Test(device, device.clock.now_s() + limit_s)
-    before, throttled_before = device.knobs(), device.conditions().throttle_events
+    throttled_before = device.conditions().throttle_events
     with ExitStack() as held:
         held.enter_context(backed_up(device, folder))
+        # An earlier mode of Wattfleet has been undone.
+        before = device.knobs()
         with busy(int(device.modes[:, 0].max())):
             yield from _knobs(test)
         yield _fan(device)
@@ -125,16 +129,20 @@ def selftest(
     yield from _throttling(device, throttled_before)
 
 
-def works(findings: list[Finding]) -> bool:
-    """Return whether nothing failed."""
-    return all(finding.level != "fails" for finding in findings)
+def result_of(findings: Sequence[Finding]) -> str:
+    """Return `works`, `not finished`, or what fails."""
+    if failed := [finding.topic for finding in findings if finding.level == "fails"]:
+        return f"fails: {', '.join(failed)}"
+    return "not finished" if any(finding.topic == _TIME for finding in findings) else WORKS
 
 
 @contextmanager
 def busy_cores(cores: int) -> Iterator[None]:
     """Keep cores busy until the block ends, or this process does."""
     spin = f"import os\nwhile os.getppid() == {os.getpid()}:\n    for _ in range(1_000_000): pass"
-    running = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(cores)]
+    # In a session of their own, so that Ctrl-C reaches only this process, which ends them.
+    command = [sys.executable, "-S", "-c", spin]
+    running = [subprocess.Popen(command, start_new_session=True) for _ in range(cores)]
     try:
         yield
     finally:
@@ -148,14 +156,13 @@ def load_of(device: Device) -> Callable[[int], AbstractContextManager[None]]:
     return busy_cores if device.provenance == "hardware" else lambda cores: nullcontext()
 
 
-def report_row(device: Device, version: str, findings: list[Finding]) -> str:
+def report_row(device: Device, version: str, findings: Sequence[Finding]) -> str:
     """Return the row for the table of what was tried by whom."""
     board, software = device.board_kind, "unknown"
     if isinstance(device, SysfsDevice):
         identity = device.identity
         board, software = f"{identity.model} ({board})", f"Jetson Linux {identity.l4t or 'unknown'}"
-    failed = ", ".join(finding.topic for finding in findings if finding.level == "fails")
-    return f"| {board} | {software} | {version} | {f'fails: {failed}' if failed else 'works'} | <your name>, <date> |"
+    return f"| {board} | {software} | {version} | {result_of(findings)} | <your name>, <date> |"
 
 
 def _knobs(test: _Test) -> Iterator[Finding]:
@@ -176,7 +183,7 @@ def _knobs(test: _Test) -> Iterator[Finding]:
     except _TooHotError as error:
         yield failing("temperature", str(error), "cool it, and check that its fan runs; then try again")
     except _OutOfTimeError:
-        yield limited("time", "over before every knob was tried", "pass more --minutes")
+        yield limited(_TIME, "over before every knob was tried", "pass more --minutes")
     else:
         yield from _power(test, lowest, highest)
 

@@ -674,7 +674,7 @@ def selftest(
 ) -> None:
     """Set every knob of this board to both ends under load, read it back, check the watts, and restore everything.
 
-    Stop what runs on the board first. The exit code is 1 if something does not work.
+    Stop what runs on the board first. The exit code is 1 if something does not work, or was not tried in time.
     """
     from edge_agent import selftest as test
     from edge_agent.devices.selection import folder_of_device
@@ -697,17 +697,24 @@ def selftest(
     except StoppedBySignal as stopped:
         typer.echo("stopped; device restored", err=True)
         raise typer.Exit(stopped.exit_code) from None
-    does_work, row = test.works(findings), test.report_row(board, version_of("wattfleet") or "unknown", findings)
+    result, row = test.result_of(findings), test.report_row(board, version_of("wattfleet") or "unknown", findings)
     if json_:
-        print_json({"works": does_work, "findings": [asdict(each) for each in findings], "row": row})
+        print_json(
+            {
+                "works": result == test.WORKS,
+                "result": result,
+                "findings": [asdict(each) for each in findings],
+                "row": row,
+            }
+        )
     else:
         console = terminal()
         console.print(_findings_table(findings))
-        verdict = "This board works" if does_work else "This board does not work as it should"
-        console.print(f"\n{verdict}: {_summary(findings)}.", style="bold" if does_work else "bold red")
+        style = "bold" if result == test.WORKS else "bold red"
+        console.print(f"\nThis board: {result} ({_summary(findings)}).", style=style)
         console.print("For the table in docs/devices.md:", style="dim")
         console.print(row, soft_wrap=True, markup=False)
-    if not does_work:
+    if result != test.WORKS:
         raise typer.Exit(1)
 
 

@@ -8,6 +8,7 @@ import errno
 import os
 import random
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -31,8 +32,9 @@ from tests.fakes.faked_jetson import (
 )
 from wattfleet.core.modes import PowerMode
 
-# Thor holds its memory through a node, and its GPU has several.
-PRICED_BOARDS = (*FAKED_BOARDS, THOR_T5000)
+# Thor holds its memory through a node, and its GPU has several. Few cores, since every write of a change is tried.
+THOR = replace(THOR_T5000, policies=((0,), (1,), (2,), (3,)))
+PRICED_BOARDS = (*FAKED_BOARDS, THOR)
 BOARDS = pytest.mark.parametrize("board", PRICED_BOARDS, ids=lambda board: board.name)
 # How kernels show a CPU policy whose cores are all offline.
 KERNELS = {"vanishes": None, "EINVAL": errno.EINVAL, "EBUSY": errno.EBUSY}
@@ -62,7 +64,7 @@ class PricedJetson(FakedJetson):
         super().__init__(root, board, offline_policy)
         self.fatal, self.fails_once, self.stuck, self.count = None, False, None, 0
         # The parameters of these two are not known.
-        kind = {NANO: "orin-nano", THOR_T5000: "agx-orin"}.get(board, board.kind)
+        kind = {NANO: "orin-nano", THOR: "agx-orin"}.get(board, board.kind)
         self.power = board_parameters(kind).power
 
     def write(self, path, text):

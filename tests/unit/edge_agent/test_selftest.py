@@ -9,7 +9,9 @@ from contextlib import closing, nullcontext
 
 import pytest
 
-from edge_agent.selftest import report_row, selftest, works
+from edge_agent.devices.sysfs import mode_argument
+from edge_agent.selftest import report_row, result_of, selftest
+from edge_agent.training.mode_change import apply_with_backup
 from tests.fakes.faked_jetson import JETSONS, LOCK, ORIN_NANO, XAVIER_AGX, FakedJetson, open_sysfs
 from tests.fakes.polling import until
 
@@ -49,7 +51,7 @@ def test_a_board_that_works_is_said_to_and_is_as_before(tmp_path, board):
     tree = WorkingJetson(tmp_path / "root", board)
     before, device = tree.everything(), open_sysfs(tree)
     findings, found = findings_of(device, tmp_path / "device")
-    assert [finding for finding in findings if finding.level != "ok"] == [] and works(findings)
+    assert [finding for finding in findings if finding.level != "ok"] == [] and result_of(findings) == "works"
     assert f"1 to {board.cores}: set and read back" in found["cores"].found
     assert {"CPU", "GPU", "memory", "power", "fan", "restored"} <= set(found)
     assert tree.everything() == before and not list((tmp_path / "device").glob("*.json"))
@@ -71,7 +73,6 @@ def test_a_knob_that_does_not_follow_is_named(tmp_path, board, deaf, topic):
     tree.deaf.add(deaf)
     before = tree.everything()
     findings, found = findings_of(open_sysfs(tree), tmp_path / "device")
-    assert not works(findings)
     assert found[topic].level == "fails" and deaf in found[topic].found
     assert "wattfleet agent describe" in found[topic].advice
     assert found["restored"].level == "ok" and tree.everything() == before
@@ -97,7 +98,7 @@ def test_watts_of_no_jetson_and_watts_that_cannot_be_read_fail(tree, tmp_path):
 def test_it_ends_in_time_and_says_that_it_did_not_try_everything(tree, tmp_path):
     findings, found = findings_of(open_sysfs(tree), tmp_path / "device", limit_s=12.0)
     assert found["time"].level == "limited" and "more --minutes" in found["time"].advice
-    assert "GPU" not in found and found["restored"].level == "ok" and works(findings)
+    assert "GPU" not in found and found["restored"].level == "ok" and result_of(findings) == "not finished"
 
 
 def test_a_hot_board_is_not_driven_on(tree, tmp_path):
@@ -117,6 +118,13 @@ def test_what_is_not_restored_is_said(tree, tmp_path):
     assert found["restored"].level == "fails" and "max_freq" in found["restored"].found
 
 
+def test_a_mode_that_was_applied_before_is_undone(tree, tmp_path):
+    before, device = tree.everything(), open_sysfs(tree)
+    apply_with_backup(device, mode_argument(device.space.lowest), tmp_path / "device")
+    assert findings_of(open_sysfs(tree), tmp_path / "device")[1]["restored"].level == "ok"
+    assert tree.everything() == before
+
+
 def test_one_that_is_ended_early_restores_the_board(tree, tmp_path):
     before = tree.everything()
     with closing(selftest(open_sysfs(tree), tmp_path / "device", MINUTES_10, lambda cores: nullcontext())) as running:
@@ -130,7 +138,7 @@ def test_the_command_says_what_works_and_fails_with_what_does_not(agent, as_devi
     as_device(open_sysfs(tree))
     options = ("--device", f"sysfs:{tree.location('/')}", "--state-dir", tmp_path / "state")
     worked = agent("selftest", *options)
-    assert worked.code == 0 and "This board works: 9 ok." in worked.out
+    assert worked.code == 0 and "This board: works (9 ok)." in worked.out
     assert "(orin-nano) | Jetson Linux 36.2.0 |" in worked.out and "| works | <your name>, <date> |" in worked.out
     tree.deaf.add(f"{tree.gpu}/max_freq")
     as_device(open_sysfs(tree))
