@@ -28,7 +28,7 @@ EXTRAS = (
 """The extras that users install. `dev` is left out, since it only checks and builds Wattfleet."""
 
 _TORCH = "Apache-2.0 AND BSD-2-Clause AND BSD-3-Clause AND BSL-1.0 AND MIT"
-_STATED = {"jetson-stats": "AGPL-3.0", "nvidia-ml-py": "BSD-3-Clause", "pyarrow": "Apache-2.0", "torch": _TORCH}
+_STATED = {"pyarrow": "Apache-2.0", "torch": _TORCH}
 """Packages that are not in the lock, with the licence on the package's page."""
 
 _BUNDLED = {"uplot": ("1.6.32", "MIT", ["coordinator", "simulation"])}
@@ -58,7 +58,7 @@ Wattfleet is under the Apache License 2.0. This page lists what it needs at run 
 fails if it is out of date. Packages that only check and build Wattfleet are in the lock, and not here.
 
 **jetson-stats** is under the AGPL-3.0. It is not installed unless somebody chooses the extra `jetson`, which only the
-device `jtop` uses. No other part of Wattfleet imports it.
+device `jtop` uses, or `dev`, which tests it. No other part of Wattfleet imports it.
 
 **uPlot**, which draws the charts of the coordinator's page, comes with Wattfleet: its files and its licence are in
 `coordinator/page/static/uplot/`.
