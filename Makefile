@@ -15,7 +15,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults process-faults flower-seams guides page-pictures report-picture fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults process-faults flower-seams flower-apps guides page-pictures report-picture fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,10 @@ flower-seams: install ## Tell in a minute what a release of Flower breaks: make 
 	$(PIP) install --upgrade --no-deps --target out/flower-$(FLOWER) flwr==$(FLOWER)
 	PYTHONPATH=out/flower-$(FLOWER) $(PYTEST) tests/integration/flower/test_flower_seams.py tests/unit/flower \
 	  $(addprefix tests/integration/flower/test_,supernode.py warm_processes.py strategies.py)
+
+flower-apps: install ## Run Flower's own examples with the two lines and without: FLOWER_EXAMPLES=<their folder>, half an hour
+	@test -d "$(FLOWER_EXAMPLES)" || { echo "FLOWER_EXAMPLES has to name the folder 'examples' of Flower's repository"; exit 2; }
+	FLOWER_EXAMPLES="$(abspath $(FLOWER_EXAMPLES))" OMP_NUM_THREADS=1 $(BIN)/pytest --slow --numprocesses=6 --dist=worksteal -rs tests/flower_apps
 
 guides: install ## Follow the guide for an app of one's own with its real programs: about a minute of two idle cores
 	$(BIN)/pytest --slow --numprocesses=0 tests/integration/docs/test_your_app.py

@@ -64,7 +64,7 @@ async def test_a_sample_is_exported_until_the_device_disconnects(config: Coordin
         pytest.fail("a disconnected device has a sample")
 
 
-async def test_devices_learn_whether_the_site_refuses_trainings_without_a_plan_and_report_them(
+async def test_devices_learn_whether_to_refuse_trainings_without_a_plan_and_report_them(
     config: CoordinatorSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "site.toml"

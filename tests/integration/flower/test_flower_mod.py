@@ -95,7 +95,7 @@ def test_the_agent_reports_once_in_a_run_that_an_app_trains_without_a_plan(
     assert "outside of the budget" in warned and "PowerAware" in warned
 
 
-def test_a_site_that_does_not_allow_it_refuses_a_training_without_a_plan_but_no_evaluation(agent: Agent) -> None:
+def test_a_site_may_refuse_a_training_without_a_plan_but_no_evaluation(agent: Agent) -> None:
     agent.refuses_unplanned = True
     request = message(RecordDict({"config": ConfigRecord()}))
     node = context(**{"agent-socket": str(agent.socket)})
