@@ -281,11 +281,11 @@ def profile(
 
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.learning.manual_profile import ManualProfileSettings, profile_manually
-    from edge_agent.learning.transfer import named_reference
     from edge_agent.profiling.known_workload import BUILT_IN
     from edge_agent.profiling.profiled_workload import profiled_workload
     from edge_agent.profiling.stored_profile import WorkloadFolders, read_device_id, read_profile
     from edge_agent.training.mode_change import backed_up
+    from reference_models import named_reference
     from wattfleet.common.console import count_of
     from wattfleet.common.stop_signals import StoppedBySignal, StopSignals
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_models import load, shipped
+from reference_models import named_reference, shipped
 from reference_models.training import CORPUS_SHA256, network_of, percentage_errors, require_disjoint, without_target
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
@@ -93,8 +93,8 @@ class ReferenceSource:
     """A checked reference: it exists, and it was not trained on the target.
 
     Attributes:
-        name: the name of a shipped reference, or the path of a corpus.
-        content: the shipped reference, or the corpus to train one on.
+        name: the name of a shipped reference, or the path of a trained one or of a corpus.
+        content: the reference, or the corpus to train one on.
         target: the measured modes that it is evaluated on.
     """
 
@@ -154,19 +154,21 @@ def references_of(sources: Sequence[ReferenceSource], kind: str, board: Board | 
 def find_reference(reference: str, target: Profile) -> ReferenceSource:
     """Find the reference that a command line names, and check that it was not trained on the target.
 
-    A shipped reference does not hold the rows of its corpus. The check detects only a target that is the whole corpus,
+    A trained reference does not hold the rows of its corpus. The check detects only a target that is the whole corpus,
     and only if the manifest states the corpus's digest.
 
     Args:
-        reference: name of a shipped reference, or path of a corpus.
+        reference: name of a shipped reference, directory of one that `wattfleet reference train` wrote, or path of a
+            corpus.
         target: measured modes that the reference is evaluated on.
 
     Raises:
         InvalidInputError: there is no such reference or file, the reference was trained on the target, or one of them
             is for training and the other for inference.
     """
-    if reference in shipped():
-        artefact = load(reference)
+    path = Path(reference)
+    if reference in shipped() or path.is_dir():
+        artefact = named_reference(reference)
         if artefact.details.facts is not None:
             require_same_task("the target", target, f"the reference {reference!r}", artefact.details.facts.task)
         in_population = network_of(artefact.details.population, target) is not None
@@ -176,11 +178,10 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
                 " workload or device"
             )
         return ReferenceSource(reference, artefact, target)
-    path = Path(reference)
     if not path.is_file():
         raise InvalidInputError(
-            f"{reference!r} is neither a file nor a shipped reference: give the CSV of a corpus, or one of"
-            f" {', '.join(shipped())}"
+            f"{reference!r} is neither a file nor a shipped reference: give a corpus, a directory that `wattfleet"
+            f" reference train` has written, or one of {', '.join(shipped())}"
         )
     corpus = read_profile(path)
     require_same_task("the target", target, f"the reference {reference!r}", corpus.task)
