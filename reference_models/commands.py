@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Train reference predictors, audit measured profiles, and compare batches on a proxy data set.",
+    help="Train reference predictors, import logs, audit measured profiles, and compare batches on a proxy data set.",
 )
 
 
@@ -150,6 +150,56 @@ def train(
         print(artefact.manifest.decode(), end="")
     else:
         _print_table(artefact.details.figures, out, artefact.digest)
+
+
+@app.command(name="import")
+def import_logs(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Read the logs of the folders pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz> in this folder, one for each"
+            " mode: minibatch.csv, and jtop.csv or tegrastats.log."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Write the measured modes to this CSV file. A file is replaced.")],
+    rail: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Count this rail as a part of the board's power. Repeatable. By default, use the rail of the board's"
+            " input.",
+            show_default=False,
+        ),
+    ] = None,
+    interval_s: Annotated[
+        float,
+        typer.Option(
+            help="Set the seconds between lines of tegrastats that state no time. Default: 1.", show_default=False
+        ),
+    ] = 1.0,
+) -> None:
+    """Make a profile from logs of jtop or tegrastats, and of a training loop's minibatches."""
+    from reference_models.logs import read_run_logs
+    from wattfleet.core.errors import InvalidInputError
+    from wattfleet.core.modes import Profile, write_profile
+
+    if not 0 < interval_s < float("inf"):
+        raise InvalidInputError(f"--interval-s must be finite and above 0, not {interval_s:g}")
+    rows = []
+    for run in read_run_logs(folder, rail or (), interval_s):
+        row, why = run.measurement(), run.contradiction()
+        if why is None and row is None:
+            why = "it has too few power samples after the power has settled; train for longer"
+        if why is not None:
+            typer.echo(f"left out {run.mode.label()}: {why}", err=True)
+        elif row is not None:
+            rows.append(row)
+    if not rows:
+        raise InvalidInputError(f"{folder}: no mode is left to import: see the lines above")
+    try:
+        write_profile(Profile.of(rows), out)
+    except OSError as error:
+        raise InvalidInputError(f"{out}: cannot be written: {error.strerror}") from None
+    print(f"imported {len(rows)} modes to {out}")
 
 
 @app.command()

@@ -422,10 +422,11 @@ def read_journal(path: Path) -> tuple[JournalOrigin, Profile]:
     newest: dict[tuple[PowerMode, int], Measurement] = {}
     try:
         first, *lines = (json.loads(line) for line in complete.splitlines())
-        names = ("board_kind", "workload", "provenance", "minibatch")
-        origin = JournalOrigin(*(first[name] for name in names), first.get("basis", ""))
-        if not all(isinstance(text, str) for text in (*(first[name] for name in names[:3]), origin.basis)):
+        names = ("board_kind", "workload", "provenance")
+        if not all(isinstance(text, str) for text in (*(first[name] for name in names), first.get("basis", ""))):
             raise TypeError("a field of the first line is not a text")
+        board_kind, workload, provenance = (first[name] for name in names)
+        origin = JournalOrigin(board_kind, workload, provenance, first["minibatch"], first.get("basis", ""))
         for line in lines:
             if line.get("kind") == "renewal":
                 newest.clear()

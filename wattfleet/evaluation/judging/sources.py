@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_models import named_reference, shipped
+from reference_models.logs import RunLog
 from reference_models.training import CORPUS_SHA256, network_of, percentage_errors, require_disjoint, without_target
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
     Board,
-    Measurement,
-    PowerMode,
     Profile,
     WorkloadFacts,
     board_with_modes,
@@ -194,65 +193,6 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
 #
 # PowerTrain (doi:10.1016/j.future.2024.07.001, section 2.5) varies the minibatches of a mode from 10 to 40.
 
-Values = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class RawRun:
-    """The raw log of training at one mode.
-
-    Attributes:
-        mode: the power mode.
-        minibatch_ms: `[k]` times of the minibatches, ms, without the first one.
-        end_s: `[k]` seconds at which they ended.
-        sample_s: `[p]` seconds of the power samples, on the same clock.
-        sample_mw: `[p]` power samples, mW.
-    """
-
-    mode: PowerMode
-    minibatch_ms: Values
-    end_s: Values
-    sample_s: Values
-    sample_mw: Values
-
-    def measurement(self, minibatches: int) -> Measurement | None:
-        """The medians over the last minibatches, when the power has settled; None without a power sample in them.
-
-        Of a log with fewer minibatches, all are used.
-        """
-        last_ms, last_s = self.minibatch_ms[-minibatches:], self.end_s[-minibatches:]
-        within = (self.sample_s >= last_s[0] - last_ms[0] / 1e3) & (self.sample_s <= last_s[-1])
-        if not within.any():
-            return None
-        return Measurement(self.mode, float(np.median(last_ms)), float(np.median(self.sample_mw[within])))
-
-
-def read_raw_runs(folder: Path) -> list[RawRun]:
-    """The runs in the folders `pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz>`, in the order of their names.
-
-    Raises:
-        InvalidInputError: there are none, or one lacks its logs of minibatches and power.
-    """
-    found = [_read(run) for run in sorted(folder.glob("pm_*_*_*_*"))]
-    if not found:
-        raise InvalidInputError(f"{folder}: holds no folder pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz>: remove it")
-    return found
-
-
-def _read(run: Path) -> RawRun:
-    import pandas as pd
-
-    try:
-        minibatches, samples = pd.read_csv(run / "minibatch.csv"), pd.read_csv(run / "jtop.csv")
-        minibatch_ms, end_s = (minibatches[name].to_numpy(np.float64)[1:] for name in ("epochtime_ms", "log_time"))
-        sample_s, sample_mw = (samples[name].to_numpy(np.float64) for name in ("log_time", "power cur"))
-        mode = PowerMode(*(int(knob) for knob in run.name.split("_")[1:]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInputError(f"{run}: its raw logs cannot be read ({error}): repair or remove the folder") from None
-    if not len(minibatch_ms):
-        raise InvalidInputError(f"{run}: logs no minibatch after the first: remove the folder")
-    return RawRun(mode, minibatch_ms, end_s, sample_s, sample_mw)
-
 
 @dataclass(frozen=True)
 class MinibatchScores:
@@ -278,7 +218,7 @@ def evaluate_minibatches(
     reference: Predictor | None,
     target: Profile,
     facts: WorkloadFacts,
-    runs: list[RawRun],
+    runs: list[RunLog],
     minibatches: int,
 ) -> MinibatchScores | None:
     """Fit a predictor to the modes with raw logs, and predict the other modes of the target.
