@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.raw_logs import RawLog, read_raw_logs
+from edge_agent.devices.device import PowerTrace
 from edge_agent.devices.virtual.physics import board_parameters
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.mode_measurement import settled_minibatch_ms, settled_power_mw
 from edge_agent.profiling.profiler import Profiler
+from reference_models.logs import RunLog, read_run_logs
 from wattfleet.core.errors import WattfleetError
 from wattfleet.core.modes import (
     BOARDS,
@@ -151,21 +152,21 @@ def transfer(profile: Profile, reference: RooflinePredictor) -> dict[str, float]
     return {"time": float(time), "power": float(power)}
 
 
-def transients(logs: list[RawLog]) -> dict[str, float]:
+def transients(logs: list[RunLog]) -> dict[str, float]:
     """Return typical transients of runs."""
-    powers = [settled_power_mw(log.power, log.minibatch_end_s) for log in logs]
+    powers = [settled_power_mw(PowerTrace(log.sample_s, log.sample_mw), log.end_s) for log in logs]
     quiet = [settled_minibatch_ms(log.minibatch_ms).spread for log in logs if log.mode.cores == 6]
     loud = [settled_minibatch_ms(log.minibatch_ms).spread for log in logs if log.mode.cores < 6]
     return {
         "first_minibatch_gcycles": float(np.median([log.minibatch_ms[0] * log.mode.cpu_khz / 1e9 for log in logs])),
-        "sample_interval_s": float(np.median(np.concatenate([np.diff(log.power.at_s)[2:] for log in logs]))),
+        "sample_interval_s": float(np.median(np.concatenate([np.diff(log.sample_s)[2:] for log in logs]))),
         "power_scatter_percent": float(100 * np.median([power.spread for power in powers if power])),
         "jitter_6_cores_percent": float(100 * np.median(quiet)),
         "jitter_2_and_4_cores_percent": float(100 * np.median(loud)),
     }
 
 
-def simulated_log(device: SimulatedDevice, like: RawLog) -> RawLog:
+def simulated_log(device: SimulatedDevice, like: RunLog) -> RunLog:
     """Run a simulated board in the mode of a recorded run, with the same number of minibatches."""
     device.apply(like.mode)
     meter = device.start_meter()
@@ -173,7 +174,9 @@ def simulated_log(device: SimulatedDevice, like: RawLog) -> RawLog:
     for _ in like.minibatch_ms:
         device.step()
         end_s.append(device.clock.now_s())
-    return RawLog(like.mode, np.diff(end_s) * 1e3, np.array(end_s[1:]), meter.stop())
+    power = meter.stop()
+    unknown = np.full((len(power.at_s), 4), np.nan)
+    return RunLog(like.mode, np.diff(end_s) * 1e3, np.array(end_s[1:]), power.at_s, power.power_mw, unknown)
 
 
 def maxn() -> dict[str, dict[str, float | None]]:
@@ -219,7 +222,7 @@ def compare(data: Path) -> dict[str, Any]:
     rows["simulated:agx-orin"]["repeatability"] = repeatability(measured(SimulatedDevice("agx-orin", 0), calm))
     for workload, corpus in INFERENCE_CORPORA.items():
         rows[corpus] = inference(workload, read_profile(data / corpus))
-    logs = read_raw_logs(data / "orin_nano_resnet18_telemetry")
+    logs = read_run_logs(data / "orin_nano_resnet18_telemetry")
     nano = SimulatedDevice("orin-nano", 0)
     rows[NANO_CORPUS]["transients"] = transients(logs)
     rows["simulated:orin-nano"]["transients"] = transients([simulated_log(nano, log) for log in logs])

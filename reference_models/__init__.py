@@ -26,3 +26,24 @@ def load(name: str) -> Artefact:
         raise InvalidInputError(f"unknown reference predictor {name!r}: choose one of {', '.join(shipped())}")
     with resources.as_file(resources.files(__name__) / name) as folder:
         return read_artefact(Path(folder))
+
+
+def named_reference(name: str) -> Artefact:
+    """Load a reference by its name.
+
+    Args:
+        name: the name of a shipped reference, or a directory with an artefact.
+
+    Raises:
+        InvalidInputError: there is no such reference, or its format is unknown.
+        CorruptReferenceError: it is damaged.
+    """
+    if name in shipped():
+        return load(name)
+    directory = Path(name)
+    if not directory.is_dir():
+        raise InvalidInputError(
+            f"unknown reference {name!r}: choose one of {', '.join(shipped())}, or a directory that"
+            " `wattfleet reference train` has written"
+        )
+    return read_artefact(directory)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Train reference predictors, audit measured profiles, and compare batches on a proxy data set.",
+    help="Train reference predictors, import logs, audit measured profiles, and compare batches on a proxy data set.",
 )
 
 
@@ -32,17 +32,33 @@ app.command()(proxy)
 
 @app.command()
 def train(
-    corpus: Annotated[Path, typer.Option(help="Read the measured modes of one workload on one board from this CSV.")],
-    out: Annotated[Path, typer.Option(help="Write the reference to this directory. A reference in it is replaced.")],
-    board: Annotated[
-        str,
+    corpus: Annotated[
+        Path,
         typer.Option(
-            help="Name the board of the corpus. If no known board offers the corpus's modes, use a name of your own."
+            help="Read the measured modes of one workload on one board from this CSV, or from an agent's journal"
+            " (profile.jsonl)."
         ),
     ],
-    workload: Annotated[str, typer.Option(help="Name the network and data, such as resnet18-imagenet.")],
-    minibatch: Annotated[int, typer.Option(help="Set the number of samples in a minibatch.")],
+    out: Annotated[Path, typer.Option(help="Write the reference to this directory. A reference in it is replaced.")],
     minibatches_per_epoch: Annotated[int, typer.Option(help="Set the number of minibatches in an epoch.")],
+    board: Annotated[
+        str | None,
+        typer.Option(
+            help="Name the board of the corpus. If no known board offers the corpus's modes, use a name of your own."
+            " A journal states it.",
+            show_default=False,
+        ),
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="Name the network and data, such as resnet18-imagenet. A journal states it.", show_default=False
+        ),
+    ] = None,
+    minibatch: Annotated[
+        int | None,
+        typer.Option(help="Set the number of samples in a minibatch. A journal states it.", show_default=False),
+    ] = None,
     task: Annotated[
         Task | None,
         typer.Option(help="State what was measured. By default, it follows from the name of the file's time column."),
@@ -55,11 +71,13 @@ def train(
         ),
     ] = None,
     source: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="State where the measurements come from, for the model card. Default: not stated.", show_default=False
+            help="State where the measurements come from, for the model card. By default, what a journal states of its"
+            " figures.",
+            show_default=False,
         ),
-    ] = "not stated",
+    ] = None,
     target: Annotated[
         list[Path] | None, typer.Option(help="Also score transfers to the modes in this CSV. Repeatable.")
     ] = None,
@@ -79,13 +97,28 @@ def train(
 
     from reference_models.training import model_card, read_population, require_board_offers
     from reference_models.training import train as train_reference
-    from wattfleet.core.modes import FittedWorkload, read_profile, stated_facts
+    from wattfleet.core.errors import InvalidInputError
+    from wattfleet.core.modes import JOURNAL_SUFFIX, FittedWorkload, read_journal, read_profile, stated_facts
     from wattfleet.core.prediction import ensure_replaceable, write_artefact
 
     ensure_replaceable(out)
+    provenance = {"measurements": source or "not stated", "corpus": corpus.name}
+    if corpus.suffix == JOURNAL_SUFFIX:
+        origin, measured = read_journal(corpus)
+        if minibatch not in (None, origin.minibatch):
+            raise InvalidInputError(f"{corpus}: states minibatches of {origin.minibatch} samples: omit --minibatch")
+        board, workload, minibatch = board or origin.board_kind, workload or origin.workload, origin.minibatch
+        provenance["measurements"] = source or f"an agent's journal, {origin.provenance} figures"
+        if origin.basis:
+            provenance["figures of"] = origin.basis
+    else:
+        measured = read_profile(corpus)
+    for option, given in (("--board", board), ("--workload", workload), ("--minibatch", minibatch)):
+        if given is None:
+            raise InvalidInputError(f"{corpus}: a CSV file does not state this: pass {option}")
+    assert board is not None and workload is not None and minibatch is not None
     trained = FittedWorkload(workload, minibatch, minibatches_per_epoch)
     targets = {path.stem: read_profile(path) for path in target or []}
-    measured = read_profile(corpus)
     require_board_offers(board, measured)
     # The minibatch describes the workload; a corpus of several batch sizes states them itself.
     batch = minibatch if len(measured.batches) < 2 else None
@@ -96,7 +129,7 @@ def train(
             measured,
             trained,
             board,
-            {"measurements": source, "corpus": corpus.name},
+            provenance,
             targets,
             report=lambda step: status.update(step),
             facts=facts,
@@ -108,7 +141,9 @@ def train(
     options += [f"--task {task}"] if task is not None else []
     options += [f"--loader-workers {loader_workers}"] if loader_workers is not None else []
     options += [f"--population {population}"] if population is not None else []
-    options += [f"--target data/{path.name}" for path in target or []] + [f"--source {shlex.quote(source)}"]
+    options += [f"--target data/{path.name}" for path in target or []] + (
+        [f"--source {shlex.quote(source)}"] if source else []
+    )
     card = model_card(artefact, out.name, "wattfleet reference train \\\n      " + " \\\n      ".join(options))
     write_artefact(artefact, out, card)
     if json_:
@@ -117,9 +152,62 @@ def train(
         _print_table(artefact.details.figures, out, artefact.digest)
 
 
+@app.command(name="import")
+def import_logs(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Read the logs of the folders pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz> in this folder, one for each"
+            " mode: minibatch.csv, and jtop.csv or tegrastats.log."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Write the measured modes to this CSV file. A file is replaced.")],
+    rail: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Count this rail as a part of the board's power. Repeatable. By default, use the rail of the board's"
+            " input.",
+            show_default=False,
+        ),
+    ] = None,
+    interval_s: Annotated[
+        float,
+        typer.Option(
+            help="Set the seconds between lines of tegrastats that state no time. Default: 1.", show_default=False
+        ),
+    ] = 1.0,
+) -> None:
+    """Make a profile from logs of jtop or tegrastats, and of a training loop's minibatches."""
+    from reference_models.logs import read_run_logs
+    from wattfleet.core.errors import InvalidInputError
+    from wattfleet.core.modes import Profile, write_profile
+
+    if not 0 < interval_s < float("inf"):
+        raise InvalidInputError(f"--interval-s must be finite and above 0, not {interval_s:g}")
+    rows = []
+    for run in read_run_logs(folder, rail or (), interval_s):
+        row, why = run.measurement(), run.contradiction()
+        if why is None and row is None:
+            why = "it has too few power samples after the power has settled; train for longer"
+        if why is not None:
+            typer.echo(f"left out {run.mode.label()}: {why}", err=True)
+        elif row is not None:
+            rows.append(row)
+    if not rows:
+        raise InvalidInputError(f"{folder}: no mode is left to import: see the lines above")
+    try:
+        write_profile(Profile.of(rows), out)
+    except OSError as error:
+        raise InvalidInputError(f"{out}: cannot be written: {error.strerror}") from None
+    print(f"imported {len(rows)} modes to {out}")
+
+
 @app.command()
 def audit(
-    csv: Annotated[Path, typer.Argument(help="Read the measured modes of one workload on one device from this CSV.")],
+    csv: Annotated[
+        Path,
+        typer.Argument(help="Read the measured modes of one workload on one device from this CSV, or from a journal."),
+    ],
     reference: Annotated[
         str | None,
         typer.Option(

@@ -375,7 +375,7 @@ A reference predictor of training time and power over power modes, for transfer 
 {sources}
 {population}
 ## Figures
-Absolute percentage error, mean / median, of measured hardware figures.
+Absolute percentage error, mean / median, of the measured figures.
 
 | on | time % | power % |
 |---|---|---|

@@ -270,7 +270,7 @@ def advise(
     Nothing is measured: the measuring times are predicted by a reference.
     """
     from edge_agent.learning.profiling_plan import board_figures
-    from edge_agent.learning.transfer import named_reference
+    from reference_models import named_reference
     from wattfleet.core.choosing import compare_methods
     from wattfleet.core.modes import board_named
 

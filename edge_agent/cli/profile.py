@@ -48,8 +48,10 @@ if TYPE_CHECKING:
 
 
 _MODES = 50
+_GRID_MODES = 600
+"""Maximum of modes of a grid: enough for a reference, for which 400 have to be measured."""
 _ASK_FROM_S = 3600.0
-"""Brute force that is expected to take longer than this has to be confirmed, s."""
+"""Brute force or a grid that is expected to take longer than this has to be confirmed, s."""
 
 
 class MethodOption(str, Enum):
@@ -59,6 +61,7 @@ class MethodOption(str, Enum):
     TRANSFER = str(ProfilingMethod.TRANSFER)
     SCRATCH = str(ProfilingMethod.SCRATCH)
     BINARY_SEARCH = str(ProfilingMethod.BINARY_SEARCH)
+    GRID = str(ProfilingMethod.GRID)
     BRUTE_FORCE = str(ProfilingMethod.BRUTE_FORCE)
 
 
@@ -72,7 +75,7 @@ class MethodRequest:
         budgets_w: budgets to search for, W.
         training_h: hours of all training planned; None if not stated.
         changes: how often the workload changes; None if not stated.
-        confirmed: whether a long brute force runs without a question.
+        confirmed: whether a long brute force or grid runs without a question.
 
     Raises:
         InvalidInputError: an option is missing for the method, or does not apply to it.
@@ -100,7 +103,7 @@ class MethodRequest:
                 self.modes is not None,
                 not auto and self.method is not MethodOption.BRUTE_FORCE,
                 "--modes",
-                "transfer, scratch and binary-search",
+                "transfer, scratch, binary-search and grid",
             ),
         ):
             if given and not allowed:
@@ -125,7 +128,7 @@ class PlannedMethod:
 def planned_method(
     request: MethodRequest, device: Device, reference: Artefact, begun_before: MeasuredProfile | None
 ) -> PlannedMethod:
-    """Decide on the method, and ask for confirmation of a brute force of more than an hour.
+    """Decide on the method, and ask for confirmation of a brute force or a grid of more than an hour.
 
     Args:
         request: the method as requested on the command line.
@@ -134,10 +137,11 @@ def planned_method(
         begun_before: the interrupted profile; None if there is none.
 
     Raises:
-        InvalidInputError: a long brute force is not confirmed, and there is no terminal to ask.
+        InvalidInputError: a long brute force or grid is not confirmed, and there is no terminal to ask.
         typer.Abort: the user answered no.
     """
     from edge_agent.learning.profiling_plan import advised_profile, board_figures
+    from wattfleet.core.choosing import grid_modes
 
     reason = None
     if request.method is MethodOption.AUTO:
@@ -148,16 +152,21 @@ def planned_method(
         method, most, reason = advice.recommended.method, advice.recommended.modes, advice.reason
     else:
         method, most = ProfilingMethod(request.method.value), request.modes or _MODES
-    if method is ProfilingMethod.BRUTE_FORCE or (method is ProfilingMethod.BINARY_SEARCH and request.modes is None):
+    if method is ProfilingMethod.BINARY_SEARCH and request.modes is None:
         # A search ends by itself; the advice only estimates its number of modes.
         most = len(device.modes)
-    planned = PlannedMethod(method, most, reason)
-    if planned.method is ProfilingMethod.BRUTE_FORCE and not request.confirmed:
-        _confirm(board_figures(reference, device.board_kind, device.modes), begun_before)
-    return planned
+    if method in (ProfilingMethod.BRUTE_FORCE, ProfilingMethod.GRID):
+        grid = method is ProfilingMethod.GRID
+        wanted = grid_modes(device.modes, request.modes or _GRID_MODES) if grid else device.modes
+        most = len(wanted)
+        if not request.confirmed:
+            _confirm(
+                "the grid" if grid else "brute force", board_figures(reference, device.board_kind, wanted), begun_before
+            )
+    return PlannedMethod(method, most, reason)
 
 
-def _confirm(figures: BoardFigures, begun_before: MeasuredProfile | None) -> None:
+def _confirm(what: str, figures: BoardFigures, begun_before: MeasuredProfile | None) -> None:
     import numpy as np
 
     from wattfleet.common.console import count_of, duration_text
@@ -168,7 +177,7 @@ def _confirm(figures: BoardFigures, begun_before: MeasuredProfile | None) -> Non
     seconds = float(figures.mode_s[missing].sum())
     if seconds <= _ASK_FROM_S:
         return
-    long = f"brute force measures {count_of(int(missing.sum()), 'mode')}, which takes about {duration_text(seconds)}"
+    long = f"{what} measures {count_of(int(missing.sum()), 'mode')}, which takes about {duration_text(seconds)}"
     if not sys.stdin.isatty():
         raise InvalidInputError(f"{long}: pass --yes to confirm, or another --method")
     typer.confirm(f"{long}. Continue?", abort=True, err=True)
@@ -184,8 +193,8 @@ def profile(
         MethodOption,
         typer.Option(
             help="Set the method that selects the modes. transfer: those that matter most, starting from the reference."
-            " scratch: the same without a reference. binary-search: a search for each --budget-w. brute-force: every"
-            " mode. auto: the method that `wattfleet advise` recommends."
+            " scratch: the same without a reference. binary-search: a search for each --budget-w. grid: a uniform grid,"
+            " to train a reference from. brute-force: every mode. auto: the method that `wattfleet advise` recommends."
         ),
     ] = MethodOption.TRANSFER,
     modes: Annotated[
@@ -193,7 +202,7 @@ def profile(
         typer.Option(
             min=1,
             help="Set the maximum number of modes to measure, including those of earlier runs. By default, 50 for"
-            " transfer and scratch. binary-search ends by itself.",
+            " transfer and scratch, and 600 for grid. binary-search ends by itself.",
         ),
     ] = None,
     budget_w: Annotated[
@@ -217,7 +226,9 @@ def profile(
     yes: Annotated[
         bool,
         typer.Option(
-            "--yes", allow_from_autoenv=False, help="Do not ask before a brute force that takes more than an hour."
+            "--yes",
+            allow_from_autoenv=False,
+            help="Do not ask before a brute force or a grid that takes more than an hour.",
         ),
     ] = False,
     tolerance: ToleranceOption = DEFAULT_TOLERANCE,
@@ -270,11 +281,11 @@ def profile(
 
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.learning.manual_profile import ManualProfileSettings, profile_manually
-    from edge_agent.learning.transfer import named_reference
     from edge_agent.profiling.known_workload import BUILT_IN
     from edge_agent.profiling.profiled_workload import profiled_workload
     from edge_agent.profiling.stored_profile import WorkloadFolders, read_device_id, read_profile
     from edge_agent.training.mode_change import backed_up
+    from reference_models import named_reference
     from wattfleet.common.console import count_of
     from wattfleet.common.stop_signals import StoppedBySignal, StopSignals
 
@@ -430,8 +441,11 @@ def _print(found: ManualProfile, planned: PlannedMethod) -> None:
     for entry in content["discarded"]:
         console.print(f"discarded {entry['label']}: {entry['reason']}", style="yellow", soft_wrap=True)
     measured, most = len(content["modes"]), content["at_most"]
-    searched = planned.method is ProfilingMethod.BINARY_SEARCH
-    why = "all searches have ended" if searched else "stopped early: more modes would not help"
+    why = {
+        ProfilingMethod.BINARY_SEARCH: "all searches have ended",
+        ProfilingMethod.GRID: "the others could not be measured",
+        ProfilingMethod.BRUTE_FORCE: "the others could not be measured",
+    }.get(planned.method, "stopped early: more modes would not help")
     early = "" if measured >= most else f" of at most {most:,}; {why}"
     console.print(
         f"{count_of(measured, 'mode')}{early}. See the predicted front with: wattfleet agent front{repeated_options()}",

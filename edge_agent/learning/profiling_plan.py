@@ -24,6 +24,7 @@ from wattfleet.core.choosing import (
     WorkloadChanges,
     compare_methods,
     descending_modes,
+    grid_modes,
     search_within_budgets,
 )
 from wattfleet.core.choosing import descending_modes as descending
@@ -120,6 +121,7 @@ def profile_device(
       to be too optimistic until it is measured (see `docs/choosing.md`). Measuring stops early if no further
       measurement is expected to help.
     - `binary-search`: the modes that a search for each budget measures.
+    - `grid`: the modes of a uniform grid, in descending order.
     - `brute-force`: every mode, in descending order.
 
     Args:
@@ -146,8 +148,10 @@ def profile_device(
     def choose() -> ModeArray:
         if method is ProfilingMethod.BINARY_SEARCH:
             return _searched_modes(device, journal, budgets_mw)[: max(0, settings.limit - len(journal.measurements))]
+        if method is ProfilingMethod.GRID:
+            return _missing_modes(grid_modes(device.modes, settings.limit), device, journal)
         if method is ProfilingMethod.BRUTE_FORCE:
-            return _missing_modes(device, journal)
+            return _missing_modes(device.modes, device, journal)
         left_out = modes_to_array(profiler.left_out)
         return fitting.next_modes(
             measured(), settings, np.vstack([ExcludedModes.of(journal).not_tried(device.modes), left_out])
@@ -185,8 +189,8 @@ def _searched_modes(device: Device, journal: Journal, budgets_mw: Sequence[float
     return descending_modes(modes_to_array(missing))
 
 
-def _missing_modes(device: Device, journal: Journal) -> ModeArray:
-    """Return every mode that is neither measured nor given up, in descending order."""
+def _missing_modes(wanted: ModeArray, device: Device, journal: Journal) -> ModeArray:
+    """Return those of `[n, 4]` modes that are neither measured nor given up, in descending order."""
     given_up = set(array_to_modes(ExcludedModes.of(journal).not_tried(device.modes)))
-    missing = journal.remaining(array_to_modes(descending_modes(device.modes)))
+    missing = journal.remaining(array_to_modes(descending_modes(wanted)))
     return modes_to_array(mode for mode in missing if mode not in given_up)

@@ -12,7 +12,6 @@ from edge_agent.learning.transfer import (
     Transfer,
     keep_predictor,
     keep_reference,
-    named_reference,
     reference_of,
     references_of,
 )
@@ -23,6 +22,7 @@ from edge_agent.profiling.stored_profile import (
     read_predictor,
     read_profile,
 )
+from reference_models import named_reference
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import PowerMode, array_to_modes
 from wattfleet.core.prediction import Artefact, Predictor, RooflinePredictor

@@ -44,28 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 # --- Reference choice -------------------------------------------------------------------------------------------------
-# Loads the reference predictor named on a command line, without a coordinator.
-
-
-def named_reference(name: str) -> Artefact:
-    """Load a reference by its name.
-
-    Args:
-        name: the name of a shipped reference, or a directory with an artefact.
-
-    Raises:
-        InvalidInputError: there is no such reference, or its format is unknown.
-        CorruptReferenceError: it is damaged.
-    """
-    if name in shipped():
-        return load(name)
-    directory = Path(name)
-    if not directory.is_dir():
-        raise InvalidInputError(
-            f"unknown reference {name!r}: choose one of {', '.join(shipped())}, or a directory that"
-            " `wattfleet reference train` has written"
-        )
-    return read_artefact(directory)
+# Finds the reference predictor of a stored predictor, without a coordinator.
 
 
 def reference_of(digest: str, state_directory: Path) -> Artefact:

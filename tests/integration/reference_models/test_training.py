@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import reference_models
+from edge_agent.profiling.journal import Journal, JournalHeader, ModeRecord
 from reference_models.commands import app
 from reference_models.training import model_card, require_board_offers, train
 from wattfleet.core.errors import InvalidInputError
@@ -98,9 +99,37 @@ def test_workload_and_board_have_no_default(corpus_csv: Path, tmp_path: Path, mi
     given = options(corpus_csv, tmp_path / "nano")
     at = given.index(f"--{missing}")
     result = CliRunner().invoke(app, given[:at] + given[at + 2 :], env={"COLUMNS": "200"})
-    assert result.exit_code == 2
-    assert f"--{missing}" in result.output
+    assert result.exit_code != 0
+    assert f"--{missing}" in result.output + str(result.exception)
     assert not (tmp_path / "nano").exists()
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.jsonl"
+    header = JournalHeader("jetson-1", "orin-nano", "hardware", "acme/digits", 32, "VDD_IN")
+    with Journal.open(path, header) as opened:
+        for row in CORPUS.measurements():
+            opened.append(ModeRecord(row.mode, row.minibatch_ms, row.power_mw, 0.01, 0.01, 20, 10, 30.0))
+    return path
+
+
+def test_a_journal_states_its_board_workload_batch_and_meter(journal: Path, tmp_path: Path) -> None:
+    words = ["train", "--corpus", str(journal), "--out", str(tmp_path / "nano"), "--minibatches-per-epoch", "100"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    details = read_artefact(tmp_path / "nano").details
+    assert (details.board, details.workload) == ("orin-nano", FittedWorkload("acme/digits", 32, 100))
+    assert details.facts is not None and details.facts.batch == 32
+    assert details.provenance["figures of"] == "VDD_IN"
+    assert "hardware" in details.provenance["measurements"]
+    assert "figures of: VDD_IN" in (tmp_path / "nano" / "MODEL_CARD.md").read_text()
+
+
+def test_a_minibatch_other_than_the_journals_is_refused(journal: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, options(journal, tmp_path / "nano"))
+    assert isinstance(result.exception, InvalidInputError)
+    assert "states minibatches of 32 samples: omit --minibatch" in str(result.exception)
 
 
 def test_the_board_must_offer_the_modes_of_the_corpus() -> None:

@@ -23,6 +23,7 @@ from wattfleet.core.choosing import (
     WorkloadChanges,
     descending_modes,
     fastest_within_budget,
+    grid_modes,
     next_modes,
     spread_modes,
 )
@@ -51,6 +52,28 @@ def test_spread_modes_are_distinct_and_include_the_highest(count: int, seed: int
     assert len(rows(chosen)) == count
     assert rows(chosen) <= rows(MODES)
     assert tuple(SPACE.highest) in rows(chosen)
+
+
+@pytest.mark.parametrize("kind", BOARDS)
+def test_a_grid_is_every_combination_of_even_values_with_the_extremes(kind: str) -> None:
+    modes = BOARDS[kind].space.array()
+    grid = grid_modes(modes, 600)
+    values = [np.unique(knob) for knob in grid.T]
+    assert 400 <= len(grid) == math.prod(map(len, values)) <= 600
+    for chosen, knob in zip(values, modes.T, strict=True):
+        offered = np.unique(knob)
+        at = np.searchsorted(offered, chosen)
+        assert (at[0], at[-1]) == (0, len(offered) - 1) and np.ptp(np.diff(at)) <= 1
+        assert len(chosen) == len(offered) or len(chosen) >= max(map(len, values)) - 2
+    np.testing.assert_array_equal(grid, grid_modes(modes, len(grid)))
+    np.testing.assert_array_equal(grid, descending_modes(grid))
+
+
+@given(count=st.integers(1, 2000))
+def test_a_grid_measures_no_more_than_asked_and_the_highest_mode(count: int) -> None:
+    grid = grid_modes(MODES, count)
+    assert 1 <= len(grid) <= count
+    assert tuple(SPACE.highest) in rows(grid) <= rows(MODES)
 
 
 def test_spread_modes_depend_on_the_seed() -> None:
@@ -410,7 +433,8 @@ def test_longer_training_never_recommends_fewer_modes(changes: WorkloadChanges) 
 
 
 def test_the_figures_are_complete_and_brute_force_loses_nothing() -> None:
-    assert {loss.method for loss in MEASURED_LOSSES} == set(ProfilingMethod)
+    # A grid is measured for a reference, not for the choices of its device.
+    assert {loss.method for loss in MEASURED_LOSSES} == set(ProfilingMethod) - {ProfilingMethod.GRID}
     transfer = {loss.limit for loss in MEASURED_LOSSES if loss.method is ProfilingMethod.TRANSFER}
     assert transfer == {0, 5, 10, 20, 50}
     (brute,) = (loss for loss in MEASURED_LOSSES if loss.method is ProfilingMethod.BRUTE_FORCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -378,6 +379,22 @@ def test_a_brute_force_of_many_hours_has_to_be_confirmed(profile, state):
     ended = profile("--method", "brute-force")
     assert ended.code == 2 and not (state / "workloads").exists()
     assert "brute force measures 1,800 modes, which takes about " in ended.err and " h: pass --yes" in ended.err
+
+
+def test_a_grid_is_measured_once_and_continues_where_it_stopped(profile, state, untouched_board):
+    applied = stopped(untouched_board, at_mode=3)
+    assert profile("--method", "grid", "--modes", 16).code == 130 and len(measured(state)) == 2
+    ended = profile("--method", "grid", "--modes", 20, "--json")
+    assert ended.code == 0, ended.err
+    extremes = [(min(knob), max(knob)) for knob in zip(*array_to_modes(untouched_board.modes), strict=True)]
+    assert methods(state) == ["grid"] and ended.content["at_most"] == 16 and len(applied) >= 17
+    assert sorted(measured(state)) == sorted(itertools.product(*extremes))
+
+
+def test_a_grid_of_hours_has_to_be_confirmed(profile, state):
+    ended = profile("--method", "grid")
+    assert ended.code == 2 and not (state / "workloads").exists()
+    assert "the grid measures 540 modes, which takes about " in ended.err and " h: pass --yes" in ended.err
 
 
 @pytest.fixture

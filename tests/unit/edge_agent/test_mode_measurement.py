@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.raw_logs import read_raw_logs
 from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.journal import Journal, JournalHeader
@@ -21,6 +20,7 @@ from edge_agent.profiling.mode_measurement import (
 )
 from edge_agent.profiling.profiler import ProductiveProfiler, Profiler
 from edge_agent.workloads.loading import StepTimes
+from reference_models.logs import read_run_logs
 from wattfleet.common.clock import VirtualClock
 from wattfleet.core.modes import Profile, array_to_modes
 from wattfleet_proto.device_state import BoardSample
@@ -127,7 +127,7 @@ class LoggedDevice:
     def __init__(self, log):
         self.log = log
         self.clock = VirtualClock()
-        self.begin_s = log.minibatch_end_s - log.minibatch_ms / 1e3
+        self.begin_s = log.end_s - log.minibatch_ms / 1e3
         self.trained = 0
 
     def apply(self, mode):
@@ -143,21 +143,21 @@ class LoggedDevice:
         return self
 
     def read(self):
-        seen = self.log.power.at_s <= self.clock.now_s()
-        return PowerTrace(self.log.power.at_s[seen], self.log.power.power_mw[seen])
+        seen = self.log.sample_s <= self.clock.now_s()
+        return PowerTrace(self.log.sample_s[seen], self.log.sample_mw[seen])
 
     def stop(self):
         return self.read()
 
     def step(self):
-        self.clock.sleep_s(max(0.0, self.log.minibatch_end_s[self.trained] - self.clock.now_s()))
+        self.clock.sleep_s(max(0.0, self.log.end_s[self.trained] - self.clock.now_s()))
         self.trained += 1
 
 
 @pytest.mark.data
 def test_the_profiler_reproduces_the_tables_from_the_logged_runs(corpora):
     table = pd.read_csv(corpora / "orin_nano_resnet18.csv").set_index(["cores", "cpu_khz", "gpu_hz", "mem_hz"])
-    logs = read_raw_logs(corpora / "orin_nano_resnet18_telemetry")
+    logs = read_run_logs(corpora / "orin_nano_resnet18_telemetry")
     assert len(logs) == 26
     for log in logs:
         device = LoggedDevice(log)
@@ -166,7 +166,7 @@ def test_the_profiler_reproduces_the_tables_from_the_logged_runs(corpora):
         record = Profiler(device, settings).measure(log.mode, device.step)
         recorded = table.loc[tuple(log.mode)]
         # The logger wrote its files between two minibatches. That time is in this loop, but not in the table's times.
-        between_ends_ms = np.diff(log.minibatch_end_s) * 1e3
+        between_ends_ms = np.diff(log.end_s) * 1e3
         assert record.minibatch_ms == pytest.approx(np.median(between_ends_ms), rel=0.001), log.mode.label()
         assert record.power_mw == pytest.approx(recorded.power_mw, rel=0.02), log.mode.label()
 

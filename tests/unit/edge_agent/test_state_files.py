@@ -33,7 +33,8 @@ from edge_agent.training.mode_change import BACKUP_FILE, LOCK_FILE, KnobBackupEr
 from tests.fakes.agent_settings import agent_settings
 from wattfleet.core.choosing import ProfilingMethod
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode, Profile
+from wattfleet.core.modes import PowerMode, Profile, read_journal
+from wattfleet.core.modes import read_profile as read_corpus
 
 # --- Journal ----------------------------------------------------------------------------------------------------------
 
@@ -330,6 +331,43 @@ def test_a_damaged_batch_is_refused_with_its_line(path, batch):
 
 
 # --- the method that selected the modes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [16, 8])
+def test_a_journal_is_read_as_a_corpus_with_what_it_states(path, batch):
+    header = replace(HEADER, basis="VDD_IN; 4 of 8 TPCs")
+    with Journal.open(path, header) as journal:
+        journal.append(record(2))
+        journal.append(Renewal("another board", 5))
+        journal.batch = batch
+        for each in (MethodRecord("grid"), record(2), Discarded(record(6).mode, "hot", 3, 1.0), record(4)):
+            journal.append(each)
+        journal.append(JournalledRound(record(2).mode, 99.0, 5000.0))
+        kept = Profile.of(journal.measurements)
+    with path.open("ab") as file:
+        file.write(b'{"mode": [2,')
+    origin, corpus = read_journal(path)
+    assert corpus.canonical_rows() == kept.canonical_rows() == read_corpus(path).canonical_rows()
+    assert len(corpus) == 2 and corpus.batches == (() if batch == 16 else (8,))
+    assert (origin.board_kind, origin.provenance, origin.basis) == ("orin-nano", "hardware", "VDD_IN; 4 of 8 TPCs")
+    assert (origin.workload, origin.minibatch) == ("resnet18-imagenet", 16)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not a whole journal"),
+        (b"cores,cpu_khz\n", "is not a whole journal"),
+        (b"[]\n", "is not a whole journal"),
+        (b'{"mode": [1, 2, 3, 4]}\n', "is not a whole journal"),
+        (b'{"board_kind": 3, "workload": "w", "provenance": "hardware", "minibatch": 1}\n', "is not a text"),
+        (b'{"board_kind": "b", "workload": "w", "provenance": "hardware", "minibatch": 1}\n', "holds no measured mode"),
+    ],
+)
+def test_a_corpus_that_is_not_a_journal_is_refused_with_what_to_give(path, content, said):
+    path.write_bytes(content)
+    with pytest.raises(InvalidInputError, match=said):
+        read_journal(path)
 
 
 def test_a_journal_without_a_method_was_measured_by_transfer(path):

@@ -55,5 +55,6 @@ from .sampling import MethodLoss as MethodLoss
 from .sampling import SamplingSettings as SamplingSettings
 from .sampling import compare_methods as compare_methods
 from .sampling import descending_modes as descending_modes
+from .sampling import grid_modes as grid_modes
 from .sampling import next_modes as next_modes
 from .sampling import spread_modes as spread_modes

@@ -283,6 +283,7 @@ class ProfilingMethod(str, Enum):
     TRANSFER = "transfer"
     SCRATCH = "scratch"
     BINARY_SEARCH = "binary-search"
+    GRID = "grid"
     BRUTE_FORCE = "brute-force"
 
     def __str__(self) -> str:

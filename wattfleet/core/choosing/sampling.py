@@ -326,6 +326,44 @@ def _spread(rows: Settings, count: int, seed: int) -> Settings:
     return descending_modes(rows[~free])
 
 
+def grid_modes(modes: ModeArray, count: int) -> ModeArray:
+    """Select a uniform grid: all modes at evenly spaced values of each knob, the highest and the lowest among them.
+
+    Knobs get equally many values, as far as they have them and the count allows.
+
+    Args:
+        modes: `[n, 4]` modes to choose from.
+        count: maximum number of modes, at least 1.
+
+    Returns:
+        `[m, 4]` modes, at most `count`, in descending order. The same grid results from the count `m`.
+
+    Raises:
+        InvalidInputError: the count is below 1.
+    """
+    if count < 1:
+        raise InvalidInputError(f"cannot choose {count} modes: give 1 or more")
+    values = [np.unique(knob) for knob in modes.T]
+
+    def grid(numbers: Sequence[int]) -> ModeArray:
+        chosen = [
+            each[np.linspace(len(each) - 1, 0, number).round().astype(int)]
+            for each, number in zip(values, numbers, strict=True)
+        ]
+        return modes[np.all([np.isin(knob, each) for knob, each in zip(modes.T, chosen, strict=True)], axis=0)]
+
+    numbers = [1] * len(values)
+    while True:
+        # The knob with the fewest values gets the next one; of several, the one that has the most.
+        for k in sorted(range(len(values)), key=lambda k: (numbers[k], -len(values[k]))):
+            more = [number + (k == j) for j, number in enumerate(numbers)]
+            if numbers[k] < len(values[k]) and len(grid(more)) <= count:
+                numbers = more
+                break
+        else:
+            return descending_modes(grid(numbers))
+
+
 def descending_modes(modes: Settings) -> Settings:
     """Sort `[n, 4]` modes from high to low: by CPU, then GPU, then memory frequency, then cores.
 

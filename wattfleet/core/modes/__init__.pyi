@@ -9,11 +9,14 @@ from .power_mode import board_named as board_named
 from .power_mode import board_with_modes as board_with_modes
 from .power_mode import modes_to_array as modes_to_array
 from .power_mode import nearest_mode as nearest_mode
+from .profile import JOURNAL_SUFFIX as JOURNAL_SUFFIX
 from .profile import PROFILE_COLUMNS as PROFILE_COLUMNS
 from .profile import BatchArray as BatchArray
+from .profile import JournalOrigin as JournalOrigin
 from .profile import MeasuredUnit as MeasuredUnit
 from .profile import Measurement as Measurement
 from .profile import Profile as Profile
+from .profile import read_journal as read_journal
 from .profile import read_profile as read_profile
 from .profile import require_one_training as require_one_training
 from .profile import require_same_task as require_same_task

@@ -32,8 +32,9 @@ def transfer(
     reference: Annotated[
         list[str],
         typer.Option(
-            help="Transfer from this shipped reference, or train one on the corpus in this CSV. Repeatable: roofline"
-            " mixes several references, by how well each explains the fitted modes."
+            help="Transfer from this shipped reference, from one in this directory, or train one on the corpus in this"
+            " CSV or journal. Repeatable: roofline mixes several references, by how well each explains the fitted"
+            " modes."
         ),
     ],
     target: Annotated[

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_models import load, shipped
+from reference_models import named_reference, shipped
+from reference_models.logs import RunLog
 from reference_models.training import CORPUS_SHA256, network_of, percentage_errors, require_disjoint, without_target
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
     Board,
-    Measurement,
-    PowerMode,
     Profile,
     WorkloadFacts,
     board_with_modes,
@@ -93,8 +92,8 @@ class ReferenceSource:
     """A checked reference: it exists, and it was not trained on the target.
 
     Attributes:
-        name: the name of a shipped reference, or the path of a corpus.
-        content: the shipped reference, or the corpus to train one on.
+        name: the name of a shipped reference, or the path of a trained one or of a corpus.
+        content: the reference, or the corpus to train one on.
         target: the measured modes that it is evaluated on.
     """
 
@@ -154,19 +153,21 @@ def references_of(sources: Sequence[ReferenceSource], kind: str, board: Board | 
 def find_reference(reference: str, target: Profile) -> ReferenceSource:
     """Find the reference that a command line names, and check that it was not trained on the target.
 
-    A shipped reference does not hold the rows of its corpus. The check detects only a target that is the whole corpus,
+    A trained reference does not hold the rows of its corpus. The check detects only a target that is the whole corpus,
     and only if the manifest states the corpus's digest.
 
     Args:
-        reference: name of a shipped reference, or path of a corpus.
+        reference: name of a shipped reference, directory of one that `wattfleet reference train` wrote, or path of a
+            corpus.
         target: measured modes that the reference is evaluated on.
 
     Raises:
         InvalidInputError: there is no such reference or file, the reference was trained on the target, or one of them
             is for training and the other for inference.
     """
-    if reference in shipped():
-        artefact = load(reference)
+    path = Path(reference)
+    if reference in shipped() or path.is_dir():
+        artefact = named_reference(reference)
         if artefact.details.facts is not None:
             require_same_task("the target", target, f"the reference {reference!r}", artefact.details.facts.task)
         in_population = network_of(artefact.details.population, target) is not None
@@ -176,11 +177,10 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
                 " workload or device"
             )
         return ReferenceSource(reference, artefact, target)
-    path = Path(reference)
     if not path.is_file():
         raise InvalidInputError(
-            f"{reference!r} is neither a file nor a shipped reference: give the CSV of a corpus, or one of"
-            f" {', '.join(shipped())}"
+            f"{reference!r} is neither a file nor a shipped reference: give a corpus, a directory that `wattfleet"
+            f" reference train` has written, or one of {', '.join(shipped())}"
         )
     corpus = read_profile(path)
     require_same_task("the target", target, f"the reference {reference!r}", corpus.task)
@@ -192,65 +192,6 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
 # Scores of a profile that was measured with fewer minibatches for each mode, from raw logs.
 #
 # PowerTrain (doi:10.1016/j.future.2024.07.001, section 2.5) varies the minibatches of a mode from 10 to 40.
-
-Values = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class RawRun:
-    """The raw log of training at one mode.
-
-    Attributes:
-        mode: the power mode.
-        minibatch_ms: `[k]` times of the minibatches, ms, without the first one.
-        end_s: `[k]` seconds at which they ended.
-        sample_s: `[p]` seconds of the power samples, on the same clock.
-        sample_mw: `[p]` power samples, mW.
-    """
-
-    mode: PowerMode
-    minibatch_ms: Values
-    end_s: Values
-    sample_s: Values
-    sample_mw: Values
-
-    def measurement(self, minibatches: int) -> Measurement | None:
-        """The medians over the last minibatches, when the power has settled; None without a power sample in them.
-
-        Of a log with fewer minibatches, all are used.
-        """
-        last_ms, last_s = self.minibatch_ms[-minibatches:], self.end_s[-minibatches:]
-        within = (self.sample_s >= last_s[0] - last_ms[0] / 1e3) & (self.sample_s <= last_s[-1])
-        if not within.any():
-            return None
-        return Measurement(self.mode, float(np.median(last_ms)), float(np.median(self.sample_mw[within])))
-
-
-def read_raw_runs(folder: Path) -> list[RawRun]:
-    """The runs in the folders `pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz>`, in the order of their names.
-
-    Raises:
-        InvalidInputError: there are none, or one lacks its logs of minibatches and power.
-    """
-    found = [_read(run) for run in sorted(folder.glob("pm_*_*_*_*"))]
-    if not found:
-        raise InvalidInputError(f"{folder}: holds no folder pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz>: remove it")
-    return found
-
-
-def _read(run: Path) -> RawRun:
-    import pandas as pd
-
-    try:
-        minibatches, samples = pd.read_csv(run / "minibatch.csv"), pd.read_csv(run / "jtop.csv")
-        minibatch_ms, end_s = (minibatches[name].to_numpy(np.float64)[1:] for name in ("epochtime_ms", "log_time"))
-        sample_s, sample_mw = (samples[name].to_numpy(np.float64) for name in ("log_time", "power cur"))
-        mode = PowerMode(*(int(knob) for knob in run.name.split("_")[1:]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInputError(f"{run}: its raw logs cannot be read ({error}): repair or remove the folder") from None
-    if not len(minibatch_ms):
-        raise InvalidInputError(f"{run}: logs no minibatch after the first: remove the folder")
-    return RawRun(mode, minibatch_ms, end_s, sample_s, sample_mw)
 
 
 @dataclass(frozen=True)
@@ -277,7 +218,7 @@ def evaluate_minibatches(
     reference: Predictor | None,
     target: Profile,
     facts: WorkloadFacts,
-    runs: list[RawRun],
+    runs: list[RunLog],
     minibatches: int,
 ) -> MinibatchScores | None:
     """Fit a predictor to the modes with raw logs, and predict the other modes of the target.

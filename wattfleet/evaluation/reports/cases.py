@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reference_models.logs import RunLog, read_run_logs
 from wattfleet.core.choosing import pareto_front
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
@@ -33,7 +34,7 @@ from wattfleet.core.prediction import (
     predictor_names,
 )
 from wattfleet.evaluation.judging.choices import evaluate_choice
-from wattfleet.evaluation.judging.sources import AuditedTarget, RawRun, audited, evaluate_minibatches, read_raw_runs
+from wattfleet.evaluation.judging.sources import AuditedTarget, audited, evaluate_minibatches
 from wattfleet.evaluation.judging.transfer import evaluate_transfer
 from wattfleet.evaluation.methods import CHOICE_METHODS, Fit, Session, TrainingBench, choice_method_named
 
@@ -355,7 +356,7 @@ class _Evaluation:
     def figures(self) -> Figures:
         """Evaluate everything."""
         # Read the logs first, so that an unreadable one fails before half an hour of work.
-        raw_runs = {stem: read_raw_runs(path) for stem, path in self._folder.raw_logs.items()}
+        raw_runs = {stem: read_run_logs(path) for stem, path in self._folder.raw_logs.items()}
         self._audits = {stem: self._audited(stem) for stem in self._profiles}
         return {
             "wattfleet_version": version("wattfleet"),
@@ -449,7 +450,7 @@ class _Evaluation:
     def _begin(self, case: Case) -> None:
         self._report(f"{case.name}, {case.modes} modes, {case.target}", self._done, self._total)
 
-    def _minibatches(self, stem: str, runs: list[RawRun]) -> Iterator[Figures]:
+    def _minibatches(self, stem: str, runs: list[RunLog]) -> Iterator[Figures]:
         """The transfer from the first other reference, with fewer minibatches for each mode."""
         reference = next((one for one in references(self._profiles) if one != stem), None)
         for name in self._transferring():
