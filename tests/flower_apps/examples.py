@@ -65,7 +65,7 @@ EXAMPLES = (
     Example("fl-tabular", "PyTorch, tables", ("torch", "sklearn", "pandas")),
     Example("opacus", "PyTorch, differential privacy of samples", ("torch", "opacus", "tqdm"), is_exact=False),
     Example("quickstart-pytorch-lightning", "PyTorch Lightning", ("pytorch_lightning",)),
-    Example("quickstart-jax", "JAX", ("jax", "flax"), {"batch-size": 32}),
+    Example("quickstart-jax", "JAX", ("jax", "flax"), {"batch-size": 32}, is_exact=False),
     Example("quickstart-tensorflow", "TensorFlow", ("tensorflow",), is_exact=False),
     Example("quickstart-numpy", "NumPy"),
     Example("quickstart-sklearn", "scikit-learn", ("sklearn", "pandas")),

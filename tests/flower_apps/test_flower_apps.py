@@ -53,7 +53,7 @@ pytestmark = [
 BOARDS = ("agx-orin", "orin-nx", "orin-nano", "xavier-agx")
 _RESULTS = Path(os.environ.get("FLOWER_APPS_OUT", "out/flower-apps")).absolute()
 _CLOSE = {"rtol": 1e-3, "atol": 1e-4}
-_DEPLOYED = ("quickstart-pytorch", "quickstart-sklearn", "quickstart-numpy", "xgboost-comprehensive bagging")
+_DEPLOYED = ("quickstart-pytorch", "quickstart-sklearn", "quickstart-numpy", "quickstart-xgboost")
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Fleet:
         return {**os.environ, **OFFLINE, "WATTFLEET_COORDINATOR": self.address, "PYTHONPATH": path}
 
     def rounds(self, run_id: str) -> list[Any]:
-        with CoordinatorClient(Endpoint.of(self.address)) as client:
+        with CoordinatorClient(Endpoint.of(self.address, None)) as client:
             return list(client.rounds(run_id))
 
 
