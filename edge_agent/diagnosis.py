@@ -325,11 +325,8 @@ def jetson_findings(tree: Tree, is_changed: bool = False) -> Iterator[Finding]:
 
 def _software(l4t: str | None, jetpack: int | None) -> Finding:
     if l4t is None:
-        return limited(
-            "software",
-            "/etc/nv_tegra_release does not name the Jetson Linux release",
-            "nothing to do; it is for information only",
-        )
+        # Images of Yocto and Nix need not have the file. The release is only shown.
+        return fine("software", "/etc/nv_tegra_release does not name the Jetson Linux release, which is only shown")
     return fine("software", f"Jetson Linux {l4t}, {f'JetPack {jetpack}' if jetpack else 'JetPack unknown'}")
 
 
@@ -439,6 +436,10 @@ def _power(tree: Tree, identity: JetsonIdentity) -> Iterator[Finding]:
         yield fine("power", found)
 
 
+_NO_NVPMODEL = (
+    "for NVIDIA's presets, install its nvpmodel (Yocto's meta-tegra: the recipe tegra-nvpmodel; jetpack-nixos:"
+    " services.nvpmodel.enable)"
+)
 _FIVE_VOLT_INPUTS = ("VDD_IN", "POM_5V_IN")
 _LOWEST_INPUT_V = 4.75
 """5 V less 5 %."""
@@ -455,7 +456,7 @@ def _presets(tree: Tree, is_changed: bool) -> Iterator[Finding]:
     try:
         conf = parse_conf(tree.read(SYSTEM_CONF), SYSTEM_CONF)
     except OSError as error:
-        yield limited("presets", f"{SYSTEM_CONF}: {error.strerror}", f"install NVIDIA's nvpmodel; {numbers}")
+        yield limited("presets", f"{SYSTEM_CONF}: {error.strerror}", f"{_NO_NVPMODEL}; {numbers}")
         return
     except NvpmodelConfError as error:
         yield limited("presets", str(error), f"correct this line, or report it with the file; {numbers}")

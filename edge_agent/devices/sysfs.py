@@ -479,7 +479,7 @@ def parse_mode(device: Device, text: str) -> PowerMode:
     if text in presets:
         return presets[text]
     if not re.fullmatch(r"\d+(,\d+){3}", text):
-        choices = f", or one of the presets {', '.join(presets)}" if presets else ""
+        choices = f", or one of the presets {', '.join(presets)}" if presets else "; this device has no presets"
         example = mode_argument(array_to_modes(device.modes[-1:])[0])
         raise InvalidInputError(f"unknown mode {text!r}; use {_FORM}, such as {example}{choices}")
     mode = PowerMode(*map(int, text.split(",")))

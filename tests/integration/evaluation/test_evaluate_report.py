@@ -65,6 +65,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_profile(nano, folder / f"{TARGET}.csv")
     for row in range(8):
         write_raw_log(folder / f"{TARGET}_telemetry", nano.rows(np.array([row])), minibatches=40)
+    (folder / "hosts.csv").write_text("device,workload,minibatch_ms\nrtx-3090,bert,342.3\npi-5,resnet18,6369\n")
     (folder / "inference.csv").write_text("cores,cpu_khz,gpu_hz,mem_hz,batch,batch_ms,power_mw\n4,1,1,1,1,9,9\n")
     return folder
 
@@ -211,6 +212,17 @@ def test_the_quick_form_skips_the_networks(
     monkeypatch.setattr("wattfleet.evaluation.reports.cases.build_report", built)
     assert invoke("--data", data, "--out", tmp_path, "--quick", "--seed", 3).exit_code == 0
     assert (seen[0].network_runs, seen[0].runs, seen[0].seed) == (0, 1, 3)
+
+
+def test_other_machines_are_shown_beside_the_boards(report: dict[str, Any], tmp_path: Path) -> None:
+    assert report["hosts"] == {"rtx-3090": {"bert": 342.3}, "pi-5": {"resnet18": 6369}}
+    row = re.search(r"<tr><td class=\"id\">pi-5</td>.*", page_of(report, tmp_path))
+    assert row is not None and re.findall(r">([^<>]+)</td>", row[0]) == ["pi-5", "–", "6,369.0"]
+    (tmp_path / "hosts.csv").write_text("device,minibatch_ms\npi-5,6369\n")
+    write_profile(measured("agx-orin", 420), tmp_path / "big.csv")
+    write_profile(measured("orin-nano", 24), tmp_path / "small.csv")
+    with pytest.raises(InvalidInputError, match="hosts.csv: cannot be read .* needs the columns device, workload"):
+        read_folder(tmp_path)
 
 
 def test_raw_logs_that_cannot_be_read_are_named_first(tmp_path: Path) -> None:

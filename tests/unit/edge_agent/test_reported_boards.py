@@ -18,6 +18,7 @@ from edge_agent.devices.jetson.nvpmodel_conf import parse_conf
 from edge_agent.devices.jtop import JtopDevice
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.selection import open_device
+from edge_agent.devices.sysfs import parse_mode
 from edge_agent.diagnosis import host_findings, jetson_findings
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader, ModeRecord, keep_apart
@@ -406,6 +407,28 @@ def test_doctor_says_what_it_does_not_understand_of_the_configuration(tmp_path):
     tree.put("/var/lib/nvpmodel/status", "pmode:0017")
     stale = findings(tree)["presets"]
     assert "stored mode 17 is not among them" in stale.found and stale.advice == "run `sudo nvpmodel -m 1`"
+
+
+def test_without_nvidias_release_and_presets_a_board_is_complete_in_numbers(tmp_path):
+    tree = FakedJetson(tmp_path, ORIN_NANO_SUPER)
+    tree.location("/etc/nv_tegra_release").unlink()
+    os.symlink("/nix/store/removed/nvpmodel.conf", tree.location("/etc/nvpmodel.conf"))
+    found = findings(tree)
+    assert found["software"].level == "ok" and found["board"].level == "ok"
+    assert "tegra-nvpmodel" in found["presets"].advice and "services.nvpmodel.enable" in found["presets"].advice
+    assert all(finding.level != "fails" for finding in found.values())
+    device = open_sysfs(tree)
+    before = device.current_mode()
+    assert device.presets == {}
+    with pytest.raises(InvalidInputError, match="unknown mode 'MAXN'.*this device has no presets"):
+        parse_mode(device, "MAXN")
+    with backed_up(device, tmp_path / "state"):
+        lower = before._replace(cores=4, gpu_hz=612_000_000)
+        device.apply(lower)
+        assert device.current_mode() == lower
+    assert device.current_mode() == before
+    with pytest.raises(InvalidInputError, match="check that nvpmodel is installed"):
+        open_device("nvpmodel", 0, root=tmp_path)
 
 
 def test_the_configuration_behind_an_absolute_link_is_read(tmp_path):

@@ -202,11 +202,13 @@ class Folder:
         profiles: measured modes by file name without the ending.
         left_out: names of CSV files without the columns of a training profile.
         raw_logs: the folders `<file name>_telemetry` of raw logs, by the file's name.
+        hosts: measured times without power, ms of a minibatch, by device and workload.
     """
 
     profiles: Mapping[str, Profile]
     left_out: tuple[str, ...]
     raw_logs: Mapping[str, Path]
+    hosts: Mapping[str, Mapping[str, float]]
 
 
 def read_folder(folder: Path) -> Folder:
@@ -218,7 +220,7 @@ def read_folder(folder: Path) -> Folder:
     """
     if not folder.is_dir():
         raise InvalidInputError(f"{folder}: no such folder")
-    paths = sorted(folder.glob("*.csv"))
+    paths = sorted(path for path in folder.glob("*.csv") if path.name != _HOSTS_FILE)
     left_out = tuple(path.name for path in paths if not _is_profile(path))
     profiles = {path.stem: read_profile(path) for path in paths if path.name not in left_out}
     if not profiles:
@@ -236,7 +238,35 @@ def read_folder(folder: Path) -> Folder:
     if len(profiles) == 1:
         raise InvalidInputError(f"{folder}: contains a reference, but no other file to transfer to: add one")
     logs = {stem: folder / f"{stem}_telemetry" for stem in profiles}
-    return Folder(profiles, left_out, {stem: path for stem, path in logs.items() if path.is_dir()})
+    found_logs = {stem: path for stem, path in logs.items() if path.is_dir()}
+    return Folder(profiles, left_out, found_logs, _read_hosts(folder / _HOSTS_FILE))
+
+
+_HOSTS_FILE = "hosts.csv"
+
+
+def _read_hosts(path: Path) -> dict[str, dict[str, float]]:
+    """Read the times of machines whose power was not measured; none if there is no such file.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or a time is not above 0.
+    """
+    import pandas as pd
+
+    if not path.is_file():
+        return {}
+    hosts: dict[str, dict[str, float]] = {}
+    try:
+        table = pd.read_csv(path)
+        for device, workload, ms in zip(table["device"], table["workload"], table["minibatch_ms"], strict=True):
+            if not 0 < float(ms) < math.inf:
+                raise ValueError(f"minibatch_ms is {ms}")
+            hosts.setdefault(str(device), {})[str(workload)] = float(ms)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInputError(
+            f"{path}: cannot be read ({error}): it needs the columns device, workload and minibatch_ms"
+        ) from None
+    return hosts
 
 
 def _is_profile(path: Path) -> bool:
@@ -363,6 +393,7 @@ class _Evaluation:
             "settings": asdict(self._extent),
             "files": {stem: _about(profile, self._audits[stem]) for stem, profile in self._profiles.items()},
             "left_out": list(self._folder.left_out),
+            "hosts": {device: dict(times) for device, times in self._folder.hosts.items()},
             "transfers": [asdict(case) | self._transfer(case) for case in self._transfers],
             "choices": [asdict(case) | self._choice(case) for case in self._choices],
             "corpus_sizes": [
@@ -495,6 +526,7 @@ def _about(profile: Profile, audit: AuditedTarget) -> Figures:
         "suspect_rows": audit.suspect_rows,
         "no_audit": audit.no_audit_reason,
         "board": None if board is None else board.title,
+        "fastest_ms": float(profile.minibatch_ms.min()),
         "watts": [float(profile.power_mw.min() / 1e3), float(profile.power_mw.max() / 1e3)],
         "reference": len(profile) >= MIN_CORPUS_MODES,
     }
