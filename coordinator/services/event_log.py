@@ -187,7 +187,7 @@ class EventLog:
         # Devices without a session that are not offline in an event yet: when it ended, by both clocks.
         self._lost: dict[str, tuple[datetime, float]] = {}
         self._offline_at: dict[str, datetime] = {}
-        self._unplanned_runs: set[str] = set()
+        self._unplanned_runs: dict[str, None] = {}  # the oldest first
         # When the newest events of each kind and subject were, and from when on it may cause more, by the second clock.
         self._told_s: dict[tuple[str, str], list[float]] = {}
         self._quiet_until_s: dict[tuple[str, str], float] = {}
@@ -536,13 +536,17 @@ class EventLog:
             run_id: Flower's id of the run, which this coordinator need not know.
             is_refused: whether the device has refused it.
         """
-        if run_id in self._unplanned_runs or len(self._unplanned_runs) >= _MOST_UNPLANNED_RUNS:
+        if run_id in self._unplanned_runs:
             return
-        self._unplanned_runs.add(run_id)
+        self._unplanned_runs[run_id] = None
+        if len(self._unplanned_runs) > _MOST_UNPLANNED_RUNS:
+            del self._unplanned_runs[next(iter(self._unplanned_runs))]
         what = "refuses to train" if is_refused else "trains, outside of the budget,"
         text = f"{what} for Flower's run {plain_text(run_id)}, which has no plan: wrap its app's strategy in PowerAware"
         _log.warning("%s %s", device_id, text, extra=fields(device=device_id, run=run_id))
-        self._device_event(self._fleet.agents.get(device_id), text, True)
+        device = self._fleet.agents.get(device_id)
+        if self._may_tell("device", device_id, 1, partial(self._device_event, device)):
+            self._device_event(device, text, True)
 
     def _round_event(self, run_id: str, number: int, text: str, needs_attention: bool = False) -> None:
         record = partial(self._event, "round", run_id=run_id, round_=number)

@@ -41,7 +41,7 @@ from wattfleet_proto.convert import (
 )
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.error_boundary import refuse, status_of
-from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS
+from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS, is_flower_run
 from wattfleet_proto.names import common_version
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
@@ -214,8 +214,11 @@ class DeviceReports:
         if body == "removed":
             return self._fleet.agents.remove_workload(device_id, request.removed.workload)
         if body == "unplanned":
-            require_name("a run's id", request.unplanned.run_id)
-            self._events.unplanned_training(device_id, request.unplanned.run_id, request.unplanned.is_refused)
+            run_id = request.unplanned.run_id
+            if is_flower_run(run_id):
+                self._events.unplanned_training(device_id, run_id, request.unplanned.is_refused)
+            else:  # if it was refused, the agent would repeat it forever
+                _log.warning("%s: a report of an unplanned training is dropped: its run's id is invalid", device_id)
             return None
         if body == "observation":
             seen = request.observation

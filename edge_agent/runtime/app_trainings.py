@@ -35,7 +35,7 @@ from wattfleet.common.tasks import background_task, run_uncancelled, shield_unti
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.prediction.roofline import BASE_BATCH
 from wattfleet_proto.device_state import DeviceState
-from wattfleet_proto.limits import MAX_ID_CHARACTERS
+from wattfleet_proto.limits import is_flower_run
 from wattfleet_proto.names import owner_socket
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 
@@ -191,7 +191,7 @@ _MAX_OF_PROCESS = 8
 
 
 _MOST_UNPLANNED_RUNS = 100
-"""Maximum of runs without plans that an agent warns of: it runs as root, and apps choose the ids of runs."""
+"""Maximum of runs without plans that an agent remembers to have warned of, since apps choose the ids of runs."""
 
 
 class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
@@ -214,7 +214,7 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
         self._device_id = device_id
         self._refuses_unplanned = refuses_unplanned
         self._report_unplanned = report_unplanned
-        self._unplanned_runs: set[str] = set()
+        self._unplanned_runs: dict[str, None] = {}  # the oldest first
         self._ready: DeviceTrainings | None = None
         self._calls: dict[asyncio.Task[Any], PeerCredentials | None] = {}
 
@@ -283,11 +283,13 @@ class AppTrainings(local_pb2_grpc.LocalAgentServiceServicer):
         self, request: local_pb2.NoteUnplannedRequest, context: Any
     ) -> local_pb2.NoteUnplannedResponse:
         """Log and report once that an app trains without a plan, and return why the site does not allow it, if so."""
-        if not 0 < len(request.run_id) <= MAX_ID_CHARACTERS:
-            raise InvalidInputError(f"run_id must have 1 to {MAX_ID_CHARACTERS} characters")
+        if not is_flower_run(request.run_id):
+            raise InvalidInputError("run_id must be the id of a Flower run, a number of at most 20 digits")
         is_refused = self._refuses_unplanned()
-        if request.run_id not in self._unplanned_runs and len(self._unplanned_runs) < _MOST_UNPLANNED_RUNS:
-            self._unplanned_runs.add(request.run_id)
+        if request.run_id not in self._unplanned_runs:
+            self._unplanned_runs[request.run_id] = None
+            if len(self._unplanned_runs) > _MOST_UNPLANNED_RUNS:
+                del self._unplanned_runs[next(iter(self._unplanned_runs))]
             _log.warning(
                 "Flower's run %s trains without a plan%s: wrap the strategy of its app in PowerAware",
                 plain_text(request.run_id),

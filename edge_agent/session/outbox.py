@@ -22,6 +22,7 @@ from wattfleet_proto.limits import (
     MAX_REFERENCES_IN_FORCE,
     MAX_SHARED_MODES,
     PROFILE_MODES,
+    is_flower_run,
 )
 from wattfleet_proto.v1 import session_pb2
 
@@ -267,6 +268,8 @@ def _parsed(line: bytes) -> session_pb2.SessionRequest | None:
         return None
     if request.HasField("removed"):
         return request if request.removed.workload else None
+    if request.HasField("unplanned"):
+        return request if is_flower_run(request.unplanned.run_id) else None
     seen = request.observation
     sound = request.HasField("observation") and all(0 < value < math.inf for value in (seen.epoch_s, seen.power_w))
     return request if sound else None

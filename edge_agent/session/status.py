@@ -100,16 +100,23 @@ class LatestWelcome:
     def __init__(self, file: WelcomeFile) -> None:
         self._file = file
         self._latest: session_pb2.Welcome | None = None
+        self._stored: session_pb2.Welcome | None = None
         self._changed = asyncio.Condition()
 
     @property
     def refuses_unplanned(self) -> bool:
         """Whether the site does not allow trainings without a plan, as the coordinator said last."""
-        known = self._latest or self._file.load()
+        if self._latest is None and self._stored is None:
+            self._stored = self._file.load()
+        known = self._latest or self._stored
         return known is not None and known.refuses_unplanned
 
     async def receive(self, welcome: session_pb2.Welcome) -> None:
-        """Store the coordinator's answer to a Hello."""
+        """Take the coordinator's answer; what it says of unplanned trainings is stored for the next start."""
+        stored = self._file.load()
+        if stored is not None and stored.refuses_unplanned != welcome.refuses_unplanned:
+            stored.refuses_unplanned = welcome.refuses_unplanned
+            self._file.store(stored)
         async with self._changed:
             self._latest = welcome
             self._changed.notify_all()

@@ -109,3 +109,8 @@ MAX_OTHER_KINDS = 2
 
 MAX_REFERENCES_IN_FORCE = 4
 """Reference predictors that a device transfers from: each makes its fits take longer."""
+
+
+def is_flower_run(run_id: str) -> bool:
+    """Whether a text can be the id of one of Flower's runs: an unsigned 64-bit number, in decimal."""
+    return run_id.isascii() and run_id.isdecimal() and len(run_id) <= len(str(2**64))

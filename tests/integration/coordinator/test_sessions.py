@@ -74,6 +74,10 @@ async def test_devices_learn_whether_to_refuse_trainings_without_a_plan_and_repo
         assert (await agent.hello("orin")).refuses_unplanned
         await agent.send(unplanned=session_pb2.UnplannedTraining(run_id="4711", is_refused=True))
         assert [each for each in caplog.messages if "orin refuses to train for Flower's run 4711" in each]
+        # What an app may have made up ends no session, or the agent would send it again in the next one.
+        for made_up in (".", "\n", "x" * 500):
+            await agent.send(unplanned=session_pb2.UnplannedTraining(run_id=made_up))
+        assert len([each for each in caplog.messages if "its run's id is invalid" in each]) == 3
 
 
 def metrics_of(address: str) -> str:

@@ -15,7 +15,7 @@ from edge_agent.paths import SESSION_FILE
 from edge_agent.session.certificate_keeper import RevokedCertificates
 from edge_agent.session.grants import GrantKeeper, NoGrantError
 from edge_agent.session.outbox import Outbox, OutboxFile
-from edge_agent.session.status import SessionNews, read_session_status
+from edge_agent.session.status import LatestWelcome, SessionNews, WelcomeFile, read_session_status
 from tests.fakes.fleets import front
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.limits import MAX_PLAN_ID_CHARACTERS
@@ -182,15 +182,27 @@ def opened(path, **more):
 
 def test_what_was_not_acknowledged_waits_for_the_next_process_exactly_as_it_was(path):
     outbox = opened(path)
-    for request in (front_of(3.1), observation("run/1", 1 / 3), state("ready"), observation("run/2")):
+    unplanned = session_pb2.SessionRequest(unplanned=session_pb2.UnplannedTraining(run_id="4711", is_refused=True))
+    for request in (front_of(3.1), observation("run/1", 1 / 3), state("ready"), observation("run/2"), unplanned):
         outbox.add(request)
     again = opened(path)
     bodies = [request.WhichOneof("body") for request in again.after(0)]
-    assert bodies == ["front", "observation", "observation"], "an old state is not sent again"
-    assert [request.sequence for request in again.after(0)] == [1, 2, 3]
+    assert bodies == ["front", "observation", "observation", "unplanned"], "an old state is not sent again"
+    assert [request.sequence for request in again.after(0)] == [1, 2, 3, 4]
     assert again.after(0)[0].front == front_of(3.1).front
     assert again.after(0)[1].observation.epoch_s == 1 / 3
     assert waiting(again) == ["run/1", "run/2"]
+
+
+def test_whether_unplanned_trainings_are_refused_is_known_after_a_restart_alone(tmp_path):
+    file = WelcomeFile(tmp_path / "welcome.json")
+    file.store(session_pb2.Welcome(reference_digest="0" * 64, profile_modes=6, lease_s=5.0, reconnect_s=1.0))
+    told = session_pb2.Welcome(profile_modes=9, lease_s=5.0, reconnect_s=1.0, refuses_unplanned=True)
+    assert not LatestWelcome(file).refuses_unplanned
+    asyncio.run(LatestWelcome(file).receive(told))
+    again = LatestWelcome(file)
+    assert again.refuses_unplanned
+    assert file.load().profile_modes == 6, "the new number is stored once it is met"
 
 
 def test_what_was_acknowledged_is_not_delivered_by_the_next_process(path):

@@ -8,9 +8,11 @@ import pwd
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
+from logging import WARNING
 
 import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.logger import log
 
 from wattfleet.common.console import plain_text
 from wattfleet.core.errors import InvalidInputError, WattfleetError
@@ -198,7 +200,9 @@ def _note_unplanned(context: Context) -> None:
         with grpc.insecure_channel(f"unix:{_socket(context)}") as channel:
             request = local_pb2.NoteUnplannedRequest(run_id=str(context.run_id))
             noted = local_pb2_grpc.LocalAgentServiceStub(channel).NoteUnplanned(request, timeout=_WITHIN_S)
-    except grpc.RpcError:  # this device has no agent, or an earlier one
+    except grpc.RpcError as error:
+        if os.path.exists(_socket(context)):
+            log(WARNING, "the agent was not told of a training without a plan: %s", plain_text(error.details() or ""))
         return
     if noted.refusal:
         raise UnplannedTrainingError(plain_text(noted.refusal))
