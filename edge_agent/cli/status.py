@@ -741,8 +741,10 @@ def describe(
     from wattfleet.core.errors import InvalidInputError
 
     kind, _, folder = device.partition(":")
-    if kind not in ("auto", "sysfs"):
+    if device != "auto" and kind != "sysfs":
         raise InvalidInputError(f"--device {device}: only a Jetson can be described; use auto or sysfs:<folder>")
+    if os.path.lexists(output):
+        raise InvalidInputError(f"{output}: exists already, and is not replaced; name another file")
     tree = Tree(Path(folder or "/"))
     text, is_known = described(tree)
     try:

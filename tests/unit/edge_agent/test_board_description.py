@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from edge_agent.devices.jetson.board import parse_description
@@ -129,9 +131,22 @@ def test_a_file_that_is_no_description_is_refused(tmp_path, text, said):
         open_described(tmp_path / "nowhere.toml")
 
 
+def test_a_file_or_device_that_exists_is_not_replaced(agent, tmp_path):
+    FakedJetson(tmp_path / "root", NANO)
+    kept, link, pipe = (tmp_path / name for name in ("kept", "link", "pipe"))
+    kept.write_text("kept")
+    link.symlink_to(kept)
+    os.mkfifo(pipe)
+    for path in (kept, link, pipe):
+        refused = agent("describe", path, "--device", f"sysfs:{tmp_path}/root")
+        assert refused.code == 2 and "exists already, and is not replaced; name another file" in refused.err
+    assert kept.read_text() == "kept" and link.is_symlink() and pipe.is_fifo()
+
+
 def test_what_is_no_jetson_is_not_described(agent, tmp_path):
     assert "not a Jetson" in agent("describe", tmp_path / "a", "--device", f"sysfs:{tmp_path}").err
-    assert "only a Jetson" in agent("describe", tmp_path / "a", "--device", "host").err
+    for device in ("host", "auto:foo"):
+        assert "only a Jetson" in agent("describe", tmp_path / "a", "--device", device).err
     FakedJetson(tmp_path / "root", NANO)
     refused = agent("describe", tmp_path / "no" / "where", "--device", f"sysfs:{tmp_path}/root")
     assert refused.code == 2 and "cannot be written: No such file" in refused.err
