@@ -147,7 +147,8 @@ def busy_cores(cores: int) -> Iterator[None]:
     """Keep cores busy until the block ends, or this process does."""
     spin = f"import os\nwhile os.getppid() == {os.getpid()}:\n    for _ in range(1_000_000): pass"
     # In a session of their own, so that Ctrl-C reaches only this process, which ends them.
-    command = [sys.executable, "-S", "-c", spin]
+    # Isolated, since Python 3.10 would import `os` from the current folder.
+    command = [sys.executable, "-I", "-S", "-c", spin]
     running = [subprocess.Popen(command, start_new_session=True) for _ in range(cores)]
     try:
         yield
