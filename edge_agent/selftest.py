@@ -101,7 +101,11 @@ class _Test:
 
 
 def selftest(
-    device: Device, folder: Path, limit_s: float, busy: Callable[[int], AbstractContextManager[None]]
+    device: Device,
+    folder: Path,
+    limit_s: float,
+    busy: Callable[[int], AbstractContextManager[None]],
+    interrupting: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Generator[Finding, None, None]:
     """Try both ends of every knob of a board; its settings are restored at the end. Close the iterator to end early.
 
@@ -110,6 +114,7 @@ def selftest(
         folder: the device's own folder, for the backup of its settings.
         limit_s: no further mode is tried after this time, s; the last one takes a few seconds more.
         busy: keeps this number of cores busy.
+        interrupting: returns a context that is held while the board is tried, but not while it is restored.
 
     Raises:
         DeviceBusyError: another process has locked the device.
@@ -122,9 +127,10 @@ def selftest(
         held.enter_context(backed_up(device, folder))
         # An earlier mode of Wattfleet has been undone.
         before = device.knobs()
-        with busy(int(device.modes[:, 0].max())):
+        with busy(int(device.modes[:, 0].max())), interrupting():
             yield from _knobs(test)
-        yield _fan(device)
+        with interrupting():
+            yield _fan(device)
         yield _restored(device, held, before)
     yield from _throttling(device, throttled_before)
 
@@ -141,7 +147,8 @@ def busy_cores(cores: int) -> Iterator[None]:
     """Keep cores busy until the block ends, or this process does."""
     spin = f"import os\nwhile os.getppid() == {os.getpid()}:\n    for _ in range(1_000_000): pass"
     # In a session of their own, so that Ctrl-C reaches only this process, which ends them.
-    command = [sys.executable, "-S", "-c", spin]
+    # Isolated, since Python 3.10 would import `os` from the current folder.
+    command = [sys.executable, "-I", "-S", "-c", spin]
     running = [subprocess.Popen(command, start_new_session=True) for _ in range(cores)]
     try:
         yield

@@ -687,13 +687,13 @@ def selftest(
     try:
         with (
             StopSignals.held() as signals,
-            closing(test.selftest(board, folder, 60 * minutes, test.load_of(board))) as running,
+            progress.status("trying every knob; Ctrl-C restores the board"),
+            closing(test.selftest(board, folder, 60 * minutes, test.load_of(board), signals.interrupting)) as running,
         ):
-            with signals.interrupting(), progress.status("trying every knob; Ctrl-C restores the board"):
-                for finding in running:
-                    findings.append(finding)
-                    if not progress.is_terminal:
-                        progress.print(f"{finding.topic}: {finding.found}", soft_wrap=True)
+            for finding in running:
+                findings.append(finding)
+                if not progress.is_terminal:
+                    progress.print(f"{finding.topic}: {finding.found}", soft_wrap=True)
     except StoppedBySignal as stopped:
         typer.echo("stopped; device restored", err=True)
         raise typer.Exit(stopped.exit_code) from None
@@ -741,8 +741,10 @@ def describe(
     from wattfleet.core.errors import InvalidInputError
 
     kind, _, folder = device.partition(":")
-    if kind not in ("auto", "sysfs"):
+    if device != "auto" and kind != "sysfs":
         raise InvalidInputError(f"--device {device}: only a Jetson can be described; use auto or sysfs:<folder>")
+    if os.path.lexists(output):
+        raise InvalidInputError(f"{output}: exists already, and is not replaced; name another file")
     tree = Tree(Path(folder or "/"))
     text, is_known = described(tree)
     try:

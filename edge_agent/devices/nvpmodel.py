@@ -85,8 +85,14 @@ class NvpmodelDevice(SysfsDevice):
         to = self._settings(mode, locks_memory=False)
 
         def raise_limits() -> None:
-            self._raise(to, str(self._custom_conf), conf.modes[-1].mode_id)
-            if found := self.differences(mode):
+            result = self._raise(to, str(self._custom_conf), conf.modes[-1].mode_id)
+            found = self.differences(mode)
+            if found and result.code != 0:
+                # No knob is to blame.
+                raise ModeNotAppliedError(
+                    f"nvpmodel did not set the mode {mode.label()}: {_reason(result)}; {'; '.join(found)}"
+                )
+            if found:
                 raise self.not_reached(f"nvpmodel set the mode {mode.label()}, but: ", found)
 
         self._change(to, mode.label(), raise_limits)
@@ -163,7 +169,7 @@ class NvpmodelDevice(SysfsDevice):
         return JetsonSettings(
             CpuSettings(frozenset(online), (lowest.cpu_khz, wanted.cpu_khz), limits_khz),
             self.gpu.at(lowest.gpu_hz, wanted.gpu_hz),
-            self.memory.at(wanted.mem_hz, with_lock=False),
+            self.memory.capped_at(wanted.mem_hz),
         )
 
     def knobs(self) -> Knobs:
@@ -203,19 +209,20 @@ class NvpmodelDevice(SysfsDevice):
             raise ModeNotAppliedError("; ".join(failed))
         self._base = base
 
-    def _raise(self, to: JetsonSettings, conf_path: str, mode_id: int) -> None:
-        """Let nvpmodel set a mode after the reductions to it, with all cores online at its clocks.
+    def _raise(self, to: JetsonSettings, conf_path: str, mode_id: int) -> ProgramResult:
+        """Let nvpmodel set a mode after the reductions to it, with all cores online at its clocks; return its answer.
 
         nvpmodel would bring cores online at their old clocks, and set the clocks later.
         """
         for step in self._arrivals(to):
             step()
-        self._activate(conf_path, mode_id)
+        result = self._activate(conf_path, mode_id)
         # Its configuration may have no entry for the memory, or for each node of the GPU.
         for step in chain(self.gpu.increases(to.gpu_hz), self.memory.increases(to.memory)):
             step()
+        return result
 
-    def _activate(self, conf_path: str, mode_id: int) -> None:
+    def _activate(self, conf_path: str, mode_id: int) -> ProgramResult:
         result = self._run(["nvpmodel", "-f", conf_path, "-m", str(mode_id)], _NO_REBOOT)
         output = result.output.lower()
         if "reboot" in output:
@@ -228,9 +235,11 @@ class NvpmodelDevice(SysfsDevice):
                 "nvpmodel refuses to run in a chroot and changed nothing; run the agent on the host, not in a"
                 " container, or use --device sysfs"
             )
-        # On JetPack 7, it may apply a mode and exit with a failure. Every knob is read back anyway.
+        # On JetPack 7, it may apply a mode and exit with a failure. Every knob is read back anyway. The mode that it
+        # reports may be of an earlier copy of the configuration, so the caller looks at the result again.
         if result.code != 0 and (self._current_conf(), self._mode_id()) != (conf_path, mode_id):
             raise ModeNotAppliedError(f"nvpmodel -f {conf_path} -m {mode_id}: {_reason(result)}")
+        return result
 
     def _mode_in_force(self) -> NvpmodelMode:
         path, mode_id = self._current_conf(), self._mode_id()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import math
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +41,7 @@ from wattfleet.common.programs import run_no_program
 from wattfleet.core.errors import InvalidInputError
 
 _CPU = "/sys/devices/system/cpu"
+_MODEL = "/proc/device-tree/model"
 _BPMP = "/sys/kernel/debug/bpmp/debug"
 _CHIPS = "/sys/bus/i2c/drivers/ina*/*"
 _SENSORS = ("name", "in*_label", "in*_input", "curr*_input", "power*_input", "power*_label", "oc*_event_cnt", "pwm*")
@@ -66,6 +69,11 @@ _FILES: Mapping[str, tuple[str, ...]] = {
 """The files that a description holds, by folder; serial numbers are in none of them."""
 _MAX_CHARACTERS = 100_000
 """Maximum of a file's characters, enough for every configuration of nvpmodel."""
+_MAX_BYTES = 4_000_000
+"""Maximum of a description; one has some 50,000 bytes."""
+_MAX_MODES = 100_000
+"""Maximum of a described board's modes; AGX Xavier has some 30,000."""
+_ERRNO_OF_NAME = {name: number for number, name in errno.errorcode.items()}
 
 _HEADING = """\
 # A description of a board, written by `wattfleet agent describe`. It holds kernel files and NVIDIA's configuration,
@@ -154,7 +162,7 @@ def _draft(tree: Tree) -> BoardDescription:
     memory = Memory(tree, (1_000_000_000,))
     return BoardDescription(
         kind=f"jetson-{parts[-1] if parts else 'unknown'}",
-        modules=(tree.read("/proc/device-tree/model") if tree.exists("/proc/device-tree/model") else "unnamed",),
+        modules=((tree.read(_MODEL) if tree.exists(_MODEL) else "") or "unnamed",),
         compatible=(parts[-1] if parts else "nvidia,tegra",),
         rails=tuple(inputs[:1] or rails) or ("unknown",),
         memory_hz=memory.table_hz,
@@ -204,7 +212,7 @@ class DescribedTree(Tree):
         """
         text = self._captured.files.get(path)
         if text is None:
-            code = getattr(errno, self._captured.unreadable.get(path, "ENOENT"), errno.EIO)
+            code = _ERRNO_OF_NAME.get(self._captured.unreadable.get(path, "ENOENT"), errno.EIO)
             raise OSError(code, os.strerror(code), path)
         return text
 
@@ -225,6 +233,16 @@ class DescribedDevice(SysfsDevice):
 
     mode_persists = False
 
+    def _list_modes(self) -> None:
+        tables = self.cpu.table_khz, self.gpu.table_hz, self.memory.table_hz
+        modes = self.cpu.cores * math.prod(map(len, tables))
+        if modes > _MAX_MODES:
+            raise InvalidInputError(
+                f"the description has {modes:,} modes, more than {_MAX_MODES:,}: no board has so many; describe the"
+                " board again"
+            )
+        super()._list_modes()
+
     @property
     def provenance(self) -> Provenance:
         """The source of its figures."""
@@ -238,13 +256,23 @@ def read_described(path: Path) -> DescribedTree:
         InvalidInputError: the file cannot be read, or is not a description.
     """
     try:
-        content = path.read_bytes()
+        # Without O_NONBLOCK, a pipe would block until somebody writes to it.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(_MAX_BYTES + 1) if is_regular else b""
     except OSError as error:
         raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+    if not is_regular:
+        raise InvalidInputError(f"{path}: is not a regular file; name one that `wattfleet agent describe` wrote")
+    if len(content) > _MAX_BYTES:
+        raise InvalidInputError(
+            f"{path}: has more than {_MAX_BYTES:,} bytes; name a file that `wattfleet agent describe` wrote"
+        )
     board = parse_description(content, str(path))
     tables = parse_toml(content)
     files, unreadable = (_texts(tables, name, path) for name in ("files", "unreadable"))
-    folders = tables.get("folders", {}).get("paths", [])
+    table = tables.get("folders", {})
+    folders = table.get("paths", []) if isinstance(table, dict) else None
     if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
         raise InvalidInputError(f"{path}: paths of [folders] has to be a list of texts")
     # The board is identified by its own table, as it will be once that is installed.

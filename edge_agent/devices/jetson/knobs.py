@@ -672,6 +672,12 @@ class Memory:
         cap = self.as_cap(hz) if has_cap and not (is_locked and self._cap_allows(hz)) else None
         return MemorySettings(cap, hz if is_locked else None)
 
+    def capped_at(self, hz: int) -> MemorySettings:
+        """Return the settings that let the memory run at up to a frequency; a lock stays as it is."""
+        if self._has_node:
+            return MemorySettings(range_hz=(self.table_hz[0], hz))
+        return self.at(hz, with_lock=False)
+
     def try_cap(self, uses_lock: bool = True) -> bool:
         """Find out whether the cap can be raised, and leave it as it was; return whether the table has changed.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from edge_agent.devices.jetson.board import parse_description
@@ -117,6 +120,9 @@ def test_a_description_that_is_wrong_is_named_with_what_is_wrong(tmp_path, text,
     [
         (f"{GOOD}[files]\nx = 1", r"\[files\] has to hold texts"),
         (f"{GOOD}[folders]\npaths = 1", r"paths of \[folders\]"),
+        (f"folders = 1\n{GOOD}", r"paths of \[folders\]"),
+        (f"{GOOD}[unreadable]\n'/proc/device-tree/compatible' = 'errorcode'", "not a Jetson"),
+        (f"{GOOD}# {'x' * 4_000_000}", "has more than 4,000,000 bytes"),
         (GOOD, "not a Jetson"),
     ],
 )
@@ -129,9 +135,44 @@ def test_a_file_that_is_no_description_is_refused(tmp_path, text, said):
         open_described(tmp_path / "nowhere.toml")
 
 
+def test_a_device_is_no_description():
+    with pytest.raises(InvalidInputError, match="/dev/zero: is not a regular file"):
+        open_described(Path("/dev/zero"))
+
+
+def test_more_modes_than_any_board_has_are_refused(tmp_path):
+    tree = FakedJetson(tmp_path / "root", ORIN_NANO)
+    for path in tree.glob("/sys/devices/system/cpu/cpufreq/policy*/scaling_available_frequencies"):
+        tree.put(path, " ".join(map(str, range(115_200, 125_200))))
+    path = tmp_path / "board.toml"
+    path.write_text(describe(tree)[0])
+    with pytest.raises(InvalidInputError, match="modes, more than 100,000: no board has so many"):
+        open_described(path)
+
+
+def test_a_board_without_a_name_is_described(unknown, tmp_path):
+    unknown.put("/proc/device-tree/model", "")
+    path = tmp_path / "board.toml"
+    path.write_text(describe(unknown)[0])
+    assert open_described(path).identity.board.modules == ("unnamed",)
+
+
+def test_a_file_or_device_that_exists_is_not_replaced(agent, tmp_path):
+    FakedJetson(tmp_path / "root", NANO)
+    kept, link, pipe = (tmp_path / name for name in ("kept", "link", "pipe"))
+    kept.write_text("kept")
+    link.symlink_to(kept)
+    os.mkfifo(pipe)
+    for path in (kept, link, pipe):
+        refused = agent("describe", path, "--device", f"sysfs:{tmp_path}/root")
+        assert refused.code == 2 and "exists already, and is not replaced; name another file" in refused.err
+    assert kept.read_text() == "kept" and link.is_symlink() and pipe.is_fifo()
+
+
 def test_what_is_no_jetson_is_not_described(agent, tmp_path):
     assert "not a Jetson" in agent("describe", tmp_path / "a", "--device", f"sysfs:{tmp_path}").err
-    assert "only a Jetson" in agent("describe", tmp_path / "a", "--device", "host").err
+    for device in ("host", "auto:foo"):
+        assert "only a Jetson" in agent("describe", tmp_path / "a", "--device", device).err
     FakedJetson(tmp_path / "root", NANO)
     refused = agent("describe", tmp_path / "no" / "where", "--device", f"sysfs:{tmp_path}/root")
     assert refused.code == 2 and "cannot be written: No such file" in refused.err

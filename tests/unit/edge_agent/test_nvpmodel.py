@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.devices.device import KnobNotReachedError, ModeNotAppliedError
 from edge_agent.devices.jetson.nvpmodel_conf import NvpmodelConfError, parse_conf
 from edge_agent.devices.sysfs import RebootNeededError
 from tests.fakes.faked_jetson import (
@@ -16,6 +16,7 @@ from tests.fakes.faked_jetson import (
     CAP_4_5,
     CONF_IN_FORCE,
     LOCK,
+    THOR_T5000,
     XAVIER_AGX,
     FakedJetson,
     FakedNvpmodel,
@@ -227,6 +228,22 @@ def test_a_mode_that_nvpmodel_does_not_set_is_an_error(bench, mood, what):
     bench.nvpmodel.mood = mood
     with pytest.raises(ModeNotAppliedError, match=what):
         device.apply(QUIET)
+
+
+def test_a_further_mode_that_nvpmodel_does_not_set_blames_no_knob(bench):
+    device = bench.open()
+    device.apply(QUIET)
+    bench.nvpmodel.mood = "fails"
+    with pytest.raises(ModeNotAppliedError, match="NVPM ERROR: failed to set power mode!; .*wanted") as refused:
+        device.apply(QUIET._replace(cores=2, cpu_khz=bench.tree.board.cpu_khz[-1]))
+    assert not isinstance(refused.value, KnobNotReachedError)
+
+
+def test_a_preset_of_thor_lets_the_memory_slow_down(tmp_path):
+    bench = Bench(tmp_path, THOR_T5000)
+    bench.open().apply_preset("15W")
+    node = "/sys/class/devfreq/bwmgr"
+    assert [bench.tree.read(f"{node}/{end}_freq") for end in ("min", "max")] == ["665600000", "4266000000"]
 
 
 def test_a_preset_that_is_silently_ignored_is_an_error(bench):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import closing, nullcontext
 
 import pytest
 
+import edge_agent.selftest
 from edge_agent.devices.sysfs import mode_argument
 from edge_agent.selftest import report_row, result_of, selftest
 from edge_agent.training.mode_change import apply_with_backup
@@ -32,6 +34,18 @@ class WorkingJetson(FakedJetson):
         )
         khz = int(super().read(f"{self.policy(0)}/scaling_max_freq"))
         return str(round(int(text) * (1 + 0.1 * online * khz / self.board.cpu_khz[-1])))
+
+
+class InterruptedJetson(WorkingJetson):
+    """A Jetson whose owner presses Ctrl-C at the next write to it."""
+
+    presses_ctrl_c = False
+
+    def write(self, path, text):
+        if self.presses_ctrl_c:
+            self.presses_ctrl_c = False
+            signal.raise_signal(signal.SIGINT)
+        super().write(path, text)
 
 
 @pytest.fixture
@@ -131,6 +145,25 @@ def test_one_that_is_ended_early_restores_the_board(tree, tmp_path):
         next(running)
         assert tree.everything() != before
     assert tree.everything() == before
+
+
+@pytest.mark.parametrize("while_restored", [False, True])
+def test_ctrl_c_restores_the_board(agent, as_device, tmp_path, monkeypatch, while_restored):
+    tree = InterruptedJetson(tmp_path / "root", ORIN_NANO)
+    before, function = tree.everything(), "_restored" if while_restored else "_tried"
+    called = getattr(edge_agent.selftest, function)
+
+    def then_interrupted(*arguments):
+        tree.presses_ctrl_c = True
+        return called(*arguments)
+
+    monkeypatch.setattr("edge_agent.selftest.busy_cores", lambda cores: nullcontext())
+    monkeypatch.setattr(edge_agent.selftest, function, then_interrupted)
+    as_device(open_sysfs(tree))
+    tried = agent("selftest", "--device", f"sysfs:{tree.location('/')}", "--state-dir", tmp_path / "state")
+    assert not tree.presses_ctrl_c and tree.everything() == before
+    assert tried.code == (0 if while_restored else 130)
+    assert ("restored" in tried.out) if while_restored else ("stopped; device restored" in tried.err)
 
 
 def test_the_command_says_what_works_and_fails_with_what_does_not(agent, as_device, tree, tmp_path, monkeypatch):
