@@ -198,7 +198,7 @@ def import_logs(
     try:
         write_profile(Profile.of(rows), out)
     except OSError as error:
-        raise InvalidInputError(f"{out}: cannot be written: {error.strerror}") from None
+        raise InvalidInputError(f"{out}: cannot be written: {error.strerror or error}") from None
     print(f"imported {len(rows)} modes to {out}")
 
 

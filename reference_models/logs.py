@@ -85,8 +85,8 @@ def read_run_logs(folder: Path, rails: Sequence[str] = (), interval_s: float = 1
     """Read the runs in the folders `pm_<cores>_<cpu kHz>_<gpu Hz>_<memory Hz>`, in the order of their names.
 
     Each has `minibatch.csv`, with a column `minibatch_ms` (or `epochtime_ms`), and either `jtop.csv` or
-    `tegrastats.log`. A column `log_time` has seconds on the clock of the power log. Without it, training began with the
-    power log.
+    `tegrastats.log`. A column `log_time` has seconds on the clock of the power log: Unix seconds if that states dates,
+    which are read as this machine's local time. Without it, training began with the power log.
 
     Args:
         folder: the folder of the runs.
@@ -117,6 +117,8 @@ def _read(run: Path, rails: Sequence[str], interval_s: float) -> RunLog:
             sample_s, power_mw, shown = _read_jtop(run / _JTOP_FILE)
         else:
             sample_s, power_mw, shown = _read_tegrastats(run / _TEGRASTATS_FILE, interval_s)
+        if not timed:
+            sample_s = sample_s - sample_s[0]
     except StopIteration:
         raise InvalidInputError(
             f"{run / _MINIBATCH_FILE}: has no column {' or '.join(_TIME_COLUMNS)}: name the times so"
@@ -143,15 +145,16 @@ def _total_mw(run: Path, power_mw: Mapping[str, Values], rails: Sequence[str]) -
 
 
 def _read_jtop(path: Path) -> tuple[Values, dict[str, Values], Values]:
-    """Times, power by rail, and what is shown of the mode, from a CSV of `jtop.stats`."""
+    """Times (Unix seconds without `log_time`), power by rail, and what is shown of the mode, from `jtop.stats`."""
     import pandas as pd
 
     table = pd.read_csv(path)
+    if table.empty:
+        raise ValueError(f"{path.name} has no sample")
     if "log_time" in table:
         at_s = table["log_time"].to_numpy(np.float64)
     else:
-        at = pd.to_datetime(table["time"])
-        at_s = (at - at.iloc[0]).dt.total_seconds().to_numpy(np.float64)
+        at_s = np.array([datetime.fromisoformat(time).timestamp() for time in table["time"]])
     power = {
         str(name).removeprefix("Power "): pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64)
         for name in table
@@ -171,7 +174,7 @@ _CLOCKS = (re.compile(r"\bGR3D_FREQ \d+%@\[?(\d+)"), re.compile(r"\bEMC_FREQ \d+
 
 
 def _read_tegrastats(path: Path, interval_s: float) -> tuple[Values, dict[str, Values], Values]:
-    """Times, power by rail, and what is shown of the mode, from the lines of tegrastats."""
+    """Times (Unix seconds if stated), power by rail, and what is shown of the mode, from the lines of tegrastats."""
     at_s: list[float] = []
     rails: list[dict[str, float]] = []
     shown: list[list[float]] = []
@@ -193,4 +196,4 @@ def _read_tegrastats(path: Path, interval_s: float) -> tuple[Values, dict[str, V
         raise ValueError(f"{path.name} has no line of tegrastats with a power rail")
     names = dict.fromkeys(name for power in rails for name in power)
     power_mw = {name: np.array([power.get(name, np.nan) for power in rails]) for name in names}
-    return np.array(at_s) - at_s[0], power_mw, np.array(shown)
+    return np.array(at_s), power_mw, np.array(shown)

@@ -246,8 +246,12 @@ def open_jtop(board: Device, rails: Sequence[str] = ()) -> JtopDevice:
     client = library.jtop(interval=_INTERVAL_S)
     try:
         client.start()
-        # Wait for the first sample: before it, every dictionary is empty.
-        is_publishing = client.ok()
+        try:
+            # Wait for the first sample: before it, every dictionary is empty.
+            is_publishing = client.ok()
+        except BaseException:
+            client.close()
+            raise
     except (library.JtopException, OSError, EOFError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise JtopUnavailableError(

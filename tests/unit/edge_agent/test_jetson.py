@@ -459,6 +459,7 @@ class FakeJtop(types.ModuleType):
         self.__version__ = generation
         self.refuses = None
         self.announces = True
+        self.fails = None
         self.power = ANNOUNCED[generation]["power"]
         self.temperature = ANNOUNCED[generation]["temperature"]
         self.fan = FakeFan(clock, delay_s)
@@ -474,6 +475,8 @@ class FakeJtop(types.ModuleType):
         self.running = True
 
     def ok(self):
+        if self.fails:
+            raise self.fails
         return self.announces
 
     def close(self):
@@ -584,5 +587,12 @@ def test_a_service_that_is_down_silent_or_too_old_is_named(board, library):
         open_jtop(board)
     library.announces, library.power = True, ({"SYS5V": {"cur": 1}}, {})
     with pytest.raises(JtopUnavailableError, match="4.3 or newer"):
+        open_jtop(board)
+    assert not library.running
+
+
+def test_a_service_that_fails_before_its_first_sample_is_named_and_closed(board, library):
+    library.fails = EOFError("the connection was lost")
+    with pytest.raises(JtopUnavailableError, match="connection was lost.*systemctl start jtop"):
         open_jtop(board)
     assert not library.running

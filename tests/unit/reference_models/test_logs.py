@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,30 @@ def test_a_log_becomes_a_row_without_the_first_minibatch_and_the_rise_of_power(
     assert (profile.minibatch_ms[0], profile.power_mw[0]) == (250, TRAINING)
 
 
+BEGUN_S = datetime(2026, 11, 28, 18).timestamp()
+JTOP_IN_UNIX_SECONDS = "\n".join(
+    ["log_time,Power VDD_IN", *(f"{BEGUN_S + at},{IDLE if at < 4.5 else TRAINING}" for at in range(15))]
+)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("tegrastats.log", tegrastats()), ("jtop.csv", jtop()), ("jtop.csv", JTOP_IN_UNIX_SECONDS)],
+)
+def test_a_power_log_with_dates_fits_minibatches_with_and_without(
+    tmp_path: Path, file: str, content: str, timed: bool
+) -> None:
+    run = write_run(tmp_path, content, file)
+    if timed:
+        ends_s = BEGUN_S + np.cumsum(MINIBATCHES_MS) / 1e3
+        lines = [f"{ms},{end_s}" for ms, end_s in zip(MINIBATCHES_MS, ends_s, strict=True)]
+        (run / "minibatch.csv").write_text("\n".join(["minibatch_ms,log_time", *lines]))
+    result = imported(tmp_path)
+    assert result.exit_code == 0, result.exception
+    assert read_profile(tmp_path / "profile.csv").power_mw[0] == TRAINING
+
+
 def test_without_an_input_rail_the_rails_have_to_be_named_and_are_added(tmp_path: Path) -> None:
     write_run(tmp_path, tegrastats(XAVIER))
     result = imported(tmp_path)
@@ -121,6 +146,8 @@ def test_a_clock_below_its_limit_is_no_contradiction(tmp_path: Path) -> None:
     ("file", "content", "said"),
     [
         ("tegrastats.log", "", "no line of tegrastats with a power rail"),
+        ("jtop.csv", "time,Power VDD_IN\n", "jtop.csv has no sample"),
+        ("jtop.csv", "log_time,Power VDD_IN\n", "jtop.csv has no sample"),
         ("minibatch.csv", "seconds\n3\n4\n", "has no column minibatch_ms or epochtime_ms"),
         ("minibatch.csv", "minibatch_ms\n4000\n", "logs no minibatch after the first"),
         ("minibatch.csv", "minibatch_ms\n4000\nlong\n", "its raw logs cannot be read"),
@@ -136,6 +163,13 @@ def test_a_log_that_cannot_be_read_is_named(tmp_path: Path, file: str, content: 
 def test_a_folder_without_runs_and_a_bad_interval_are_refused(tmp_path: Path) -> None:
     assert "make one for each mode" in str(imported(tmp_path).exception)
     assert "--interval-s must be finite" in str(imported(tmp_path, "--interval-s", "0").exception)
+
+
+def test_a_missing_folder_of_the_output_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, tegrastats())
+    error = imported(tmp_path, "--out", str(tmp_path / "none" / "profile.csv")).exception
+    assert isinstance(error, InvalidInputError)
+    assert "cannot be written: Cannot save file into a non-existent directory" in str(error)
 
 
 @pytest.mark.data
