@@ -192,9 +192,10 @@ def profile(
     method: Annotated[
         MethodOption,
         typer.Option(
+            metavar="METHOD",
             help="Set the method that selects the modes. transfer: those that matter most, starting from the reference."
             " scratch: the same without a reference. binary-search: a search for each --budget-w. grid: a uniform grid,"
-            " to train a reference from. brute-force: every mode. auto: the method that `wattfleet advise` recommends."
+            " to train a reference from. brute-force: every mode. auto: the method that `wattfleet advise` recommends.",
         ),
     ] = MethodOption.TRANSFER,
     modes: Annotated[

@@ -28,10 +28,10 @@ class KnobNotReachedError(ModeNotAppliedError):
 
     Args:
         message: what was found.
-        knob: the knob, a field of `PowerMode`.
+        knob: the knob, a field of `PowerMode`; empty if it is not known.
     """
 
-    def __init__(self, message: str, knob: str) -> None:
+    def __init__(self, message: str, knob: str = "") -> None:
         super().__init__(message)
         self.knob = knob
 

@@ -178,7 +178,7 @@ async def test_an_answer_that_is_larger_than_any_may_be_is_refused(tmp_path: Pat
 # --- Test fuzz agent socket -------------------------------------------------------------------------------------------
 # An app sends arbitrary messages over the agent's socket; the agent still serves the next app.
 
-TRAIN, SHOW, DEVICE = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.LocalAgentService"))
+TRAIN, SHOW, DEVICE, NOTE = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.LocalAgentService"))
 
 
 def known_values(plan_id: str) -> Known:
@@ -223,8 +223,9 @@ async def _no_app_fails_the_agent(agent: Agent, campaign: Campaign) -> None:
                     TRAIN.path: trainings(plan_id),
                     SHOW.path: [[local_pb2.ShowTrainingRequest()]],
                     DEVICE.path: [[local_pb2.GetDeviceRequest()]],
+                    NOTE.path: [[local_pb2.NoteUnplannedRequest(run_id="4711")]],
                 }
-                method = {0: SHOW, 1: DEVICE}.get(campaign.seed % 8, TRAIN)
+                method = {0: SHOW, 1: DEVICE, 2: NOTE}.get(campaign.seed % 8, TRAIN)
                 call = HostileCall.drawn(hostile, method, valid, known_values(plan_id))
                 with campaign.judged(call, log):
                     await call.ended_with(channel)

@@ -118,7 +118,7 @@ def test_a_shipped_reference_trained_on_the_target_is_refused(
     provenance = {"corpus_sha256": measured(60).sha256()}
     manifest = json.loads(shipped.manifest) | {"provenance": provenance}
     pinned = Artefact(json.dumps(manifest).encode(), shipped.weights)
-    monkeypatch.setattr("wattfleet.evaluation.judging.sources.load", lambda name: pinned)
+    monkeypatch.setattr("wattfleet.evaluation.judging.sources.named_reference", lambda name: pinned)
     result = run("--reference", "agx_orin_resnet18", "--target", target)
     assert isinstance(result.exception, InvalidInputError)
     assert "is the corpus that the reference 'agx_orin_resnet18' was trained on" in str(result.exception)

@@ -106,7 +106,7 @@ def finish(planner: PlanningClient, failed: int) -> None:
     plan = planning_pb2.PlanRoundResponse(plan_id="run/1")
     limits = WaitLimits(None, 60.0, 60.0)
     rounds = PlannedRounds(
-        planner, "FedAvg", 1.0, WorkloadNaming(), RunNaming(), None, None, limits, AwayPolicy(), RecordingClock()
+        planner, "FedAvg", False, 1.0, WorkloadNaming(), RunNaming(), None, None, limits, AwayPolicy(), RecordingClock()
     )
     rounds.finish(PlannedRound(plan, 1, 1000.0, 90.0, sent), replies, "num-examples")
 

@@ -33,6 +33,8 @@ NOT_RAISED_BY_A_SERVICER = {
     "wattfleet.flower.server.errors.PlanningError",  # in Flower's ServerApp
     "wattfleet.flower.server.errors.CoordinatorRefusedError",  # in Flower's ServerApp
     "wattfleet.flower.server.errors.TwoStrategiesError",  # in Flower's ServerApp
+    "edge_agent.selftest._OutOfTimeError",  # in an owner's own command
+    "edge_agent.selftest._TooHotError",
     "coordinator.errors.StoreInUseError",  # before the service is up
     "wattfleet.flower.client.agent_training.AgentUnreachableError",  # in Flower's ClientApp
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
