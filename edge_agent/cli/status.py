@@ -730,8 +730,8 @@ def describe(
 ) -> None:
     """Write a file that describes this Jetson, known or not, to attach to an issue; change nothing.
 
-    It holds kernel files and NVIDIA's configuration, but no serial number and no name of a user or machine. Run it as
-    root, since some files are hidden from others.
+    It holds kernel files and NVIDIA's configuration without comments, but no serial number or address. Names that you
+    have put into that configuration are kept. Run it as root, since some files are hidden from others.
     """
     import os
 

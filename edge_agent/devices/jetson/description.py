@@ -1,7 +1,7 @@
 """A file with all that the agent would need of a board: written on the board, and read elsewhere as a device.
 
-The file is fit to be attached to an issue: it holds the files below and nothing else, so no serial number, address or
-name of a user or machine.
+The file is fit to be attached to an issue: it holds the files below and nothing else, so no serial number or address. A
+user or machine is named only if the owner has put a name into NVIDIA's configuration, for example that of a mode.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ _FILES: Mapping[str, tuple[str, ...]] = {
     MIG_INSTANCES.rpartition("/")[0]: (MIG_INSTANCES.rpartition("/")[2],),
 }
 """The files that a description holds, by folder; serial numbers are in none of them."""
+_CLASS_HWMON = re.compile(r"/sys/class/hwmon/[^/]+")
+_OWN_HWMON = re.compile(r"soctherm_oc|ina[a-z0-9]*|[a-z_]*pwm[-_]?fan|pwm_tach")
+"""Names of the sensors that matter in that folder. Others may name a device of the owner with its address."""
 _MAX_CHARACTERS = 100_000
 """Maximum of a file's characters, enough for every configuration of nvpmodel."""
 _MAX_BYTES = 4_000_000
@@ -77,7 +80,8 @@ _ERRNO_OF_NAME = {name: number for number, name in errno.errorcode.items()}
 
 _HEADING = """\
 # A description of a board, written by `wattfleet agent describe`. It holds kernel files and NVIDIA's configuration,
-# without comments: no serial number, and no name of a user, machine or network.
+# without comments: no serial number or address. Names that you have put into that configuration, as those of modes, are
+# kept.
 #
 # Read it as a device:     wattfleet agent doctor --device description:<this file>
 """
@@ -133,7 +137,11 @@ def capture(tree: Tree) -> Captured:
     unreadable: dict[str, str] = {}
     folders: list[str] = []
     paths = dict.fromkeys(
-        path for folder, names in _FILES.items() for name in names for path in tree.glob(f"{folder}/{name}")
+        path
+        for folder, names in _FILES.items()
+        for name in names
+        for path in tree.glob(f"{folder}/{name}")
+        if _is_of_board(tree, path)
     )
     for path in paths:
         try:
@@ -145,6 +153,16 @@ def capture(tree: Tree) -> Captured:
         else:
             files[path] = _without_comments(text) if path == SYSTEM_CONF else text
     return Captured(files, unreadable, tuple(folders))
+
+
+def _is_of_board(tree: Tree, path: str) -> bool:
+    """Return whether a file belongs to the board, and not to what the owner has attached, such as a mouse."""
+    if (folder := _CLASS_HWMON.match(path)) is None:
+        return True
+    try:
+        return _OWN_HWMON.fullmatch(tree.read(f"{folder[0]}/name")) is not None
+    except OSError:
+        return False
 
 
 def _without_comments(text: str) -> str:

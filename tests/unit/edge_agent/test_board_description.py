@@ -14,7 +14,7 @@ from tests.fakes.faked_jetson import JETSONS, NANO, ORIN_NANO, FakedJetson, conf
 from wattfleet.core.errors import InvalidInputError
 
 UNKNOWN = "nvidia,p4999-0000+p3999-0001\0nvidia,p3999-0001\0nvidia,tegra234"
-SECRETS = ("1424121055555", "48:b0:2d:aa:bb:cc", "janes-orin", "/home/jane")
+SECRETS = ("1424121055555", "48:b0:2d:aa:bb:cc", "janes-orin", "/home/jane", "hid_a4_c1_e8_01_02_03_battery")
 
 
 @pytest.fixture
@@ -22,9 +22,11 @@ def unknown(tmp_path):
     """A board that Wattfleet does not know, with what names its owner and itself."""
     tree = FakedJetson(tmp_path / "root", ORIN_NANO)
     tree.put("/proc/device-tree/compatible", UNKNOWN)
-    serial, address, host, home = SECRETS
+    serial, address, host, home, mouse = SECRETS
     tree.put("/proc/device-tree/serial-number", serial)
     tree.put("/sys/class/net/eth0/address", address)
+    tree.put("/sys/class/hwmon/hwmon9/name", mouse)
+    tree.put("/sys/class/hwmon/hwmon9/in0_label", mouse)
     tree.put("/etc/hostname", host)
     tree.put("/etc/nvpmodel.conf", f"# changed by {home}, see {host}\n{conf_text(tree)}")
     return tree
