@@ -29,7 +29,7 @@ from wattfleet.common.console import plain_text
 from wattfleet.common.parsing import parse_json, parse_json_object
 from wattfleet.core.choosing import ProfilingMethod
 from wattfleet.core.errors import InvalidInputError, WattfleetError
-from wattfleet.core.modes import Measurement, PowerMode, modes_to_array
+from wattfleet.core.modes import JOURNAL_FORMAT, JournalKind, Measurement, PowerMode, modes_to_array
 from wattfleet.core.prediction import first_minibatch_gcycles
 
 _log = logging.getLogger(__name__)
@@ -219,11 +219,11 @@ Record = ModeRecord | Discarded | JournalledRound | Renewal | MethodRecord
 _MEASURED = ModeRecord, JournalledRound
 
 # A line without a kind is a ModeRecord.
-_KINDS: Mapping[str, type[Record]] = {
-    "discarded": Discarded,
-    "round": JournalledRound,
-    "renewal": Renewal,
-    "method": MethodRecord,
+_KINDS: Mapping[JournalKind, type[Record]] = {
+    JournalKind.DISCARDED: Discarded,
+    JournalKind.ROUND: JournalledRound,
+    JournalKind.RENEWAL: Renewal,
+    JournalKind.METHOD: MethodRecord,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -278,7 +278,6 @@ _ACCEPTED: Mapping[type[Record], Mapping[str, frozenset[type]]] = {
 
 # --- Journal ----------------------------------------------------------------------------------------------------------
 
-_FORMAT = 1
 _CLOSED = -1
 """Stands for a closed file: the number of a closed descriptor may already belong to another file."""
 _MAX_SHOWN = 80
@@ -391,7 +390,7 @@ class Journal:
                 journal._entries += [_record(path, number, line) for number, line in enumerate(lines[1:], start=2)]
                 os.ftruncate(descriptor, len(complete))
             else:
-                journal._append({"journal": _FORMAT, **asdict(header)})
+                journal._append({"journal": JOURNAL_FORMAT, **asdict(header)})
                 sync_folder(path.parent)
         except BaseException:
             os.close(descriptor)
@@ -560,7 +559,7 @@ def require_same_device(path: Path, header: JournalHeader) -> None:
     """
     stored = read_header(path)
     if stored is not None:
-        _stored_header(path, {"journal": _FORMAT, **asdict(stored)}, header)
+        _stored_header(path, {"journal": JOURNAL_FORMAT, **asdict(stored)}, header)
 
 
 def keep_apart(path: Path, header: JournalHeader) -> None:
@@ -612,7 +611,7 @@ def _aside(path: Path, basis: str) -> Path:
 
 def _stored_header(path: Path, line: Mapping[str, Any], header: JournalHeader) -> JournalHeader:
     """Return the header of an existing journal, which has to belong to the same device."""
-    expected = {"journal": _FORMAT, **asdict(header)}
+    expected = {"journal": JOURNAL_FORMAT, **asdict(header)}
     for free in ("workload", "minibatch"):
         expected.pop(free)
     differing = [

@@ -353,6 +353,9 @@ def test_a_journal_is_read_as_a_corpus_with_what_it_states(path, batch):
     assert (origin.workload, origin.minibatch) == ("resnet18-imagenet", 16)
 
 
+FIRST_LINE = b'{"journal": 1, "board_kind": "b", "workload": "w", "provenance": "hardware", "minibatch": 1}\n'
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -360,8 +363,10 @@ def test_a_journal_is_read_as_a_corpus_with_what_it_states(path, batch):
         (b"cores,cpu_khz\n", "is not a whole journal"),
         (b"[]\n", "is not a whole journal"),
         (b'{"mode": [1, 2, 3, 4]}\n', "is not a whole journal"),
-        (b'{"board_kind": 3, "workload": "w", "provenance": "hardware", "minibatch": 1}\n', "is not a text"),
-        (b'{"board_kind": "b", "workload": "w", "provenance": "hardware", "minibatch": 1}\n', "holds no measured mode"),
+        (b'{"journal": 2}\n', "its format is 2, but this version of Wattfleet reads 1"),
+        (FIRST_LINE.replace(b'"b"', b"3"), "is not a text"),
+        (FIRST_LINE, "holds no measured mode"),
+        (FIRST_LINE + b'{"kind": "guess"}\n', "'guess' is not a valid JournalKind"),
     ],
 )
 def test_a_corpus_that_is_not_a_journal_is_refused_with_what_to_give(path, content, said):

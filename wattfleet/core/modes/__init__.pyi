@@ -9,9 +9,11 @@ from .power_mode import board_named as board_named
 from .power_mode import board_with_modes as board_with_modes
 from .power_mode import modes_to_array as modes_to_array
 from .power_mode import nearest_mode as nearest_mode
+from .profile import JOURNAL_FORMAT as JOURNAL_FORMAT
 from .profile import JOURNAL_SUFFIX as JOURNAL_SUFFIX
 from .profile import PROFILE_COLUMNS as PROFILE_COLUMNS
 from .profile import BatchArray as BatchArray
+from .profile import JournalKind as JournalKind
 from .profile import JournalOrigin as JournalOrigin
 from .profile import MeasuredUnit as MeasuredUnit
 from .profile import Measurement as Measurement

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -382,7 +383,17 @@ def write_profile(profile: Profile, path: Path) -> None:
 JOURNAL_SUFFIX = ".jsonl"
 """The end of a journal's name."""
 
-_MEASURED_KINDS = (None, "round")
+JOURNAL_FORMAT = 1
+"""The number in a journal's first line."""
+
+
+class JournalKind(StrEnum):
+    """What a line of a journal is. A line without a kind is a measured mode."""
+
+    DISCARDED = "discarded"
+    ROUND = "round"
+    RENEWAL = "renewal"
+    METHOD = "method"
 
 
 @dataclass(frozen=True)
@@ -411,7 +422,8 @@ def read_journal(path: Path) -> tuple[JournalOrigin, Profile]:
     just be writing, is left out.
 
     Raises:
-        InvalidInputError: the file is missing or unreadable, is not a journal, is damaged, or holds no measured mode.
+        InvalidInputError: the file is missing, unreadable or damaged, is not a journal or of another format, or holds
+            no measured mode.
     """
     try:
         complete = path.read_bytes().rpartition(b"\n")[0]
@@ -422,15 +434,19 @@ def read_journal(path: Path) -> tuple[JournalOrigin, Profile]:
     newest: dict[tuple[PowerMode, int], Measurement] = {}
     try:
         first, *lines = (json.loads(line) for line in complete.splitlines())
+        if first.get("journal") != JOURNAL_FORMAT:
+            stated = repr(first.get("journal"))
+            raise ValueError(f"its format is {stated:.20}, but this version of Wattfleet reads {JOURNAL_FORMAT}")
         names = ("board_kind", "workload", "provenance")
         if not all(isinstance(text, str) for text in (*(first[name] for name in names), first.get("basis", ""))):
             raise TypeError("a field of the first line is not a text")
         board_kind, workload, provenance = (first[name] for name in names)
         origin = JournalOrigin(board_kind, workload, provenance, first["minibatch"], first.get("basis", ""))
         for line in lines:
-            if line.get("kind") == "renewal":
+            kind = JournalKind(line["kind"]) if "kind" in line else None
+            if kind is JournalKind.RENEWAL:
                 newest.clear()
-            elif line.get("kind") in _MEASURED_KINDS:
+            elif kind in (None, JournalKind.ROUND):
                 mode, batch = PowerMode(*line["mode"]), line.get("batch") or origin.minibatch
                 newest[mode, batch] = Measurement(mode, line["minibatch_ms"], line["power_mw"], batch)
         profile = Profile.of(newest.values())
