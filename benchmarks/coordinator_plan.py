@@ -41,24 +41,14 @@ def coordinator_plan_ms(devices: int, workloads: int, repeats: int, make_front: 
     return min(of_one), min(of_several)
 
 
-def snapshot_ms(devices: int, repeats: int, make_front: MakeFront) -> tuple[float, float]:
-    """Return the milliseconds for which each form of a snapshot holds the coordinator's loop before a plan.
+def snapshots_of(devices: int, make_front: MakeFront) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return the calls that take each form of a snapshot of a fleet, for whose time the coordinator's loop is held.
 
     Returns:
-        the copy of the fleet, which is taken, and the request made from the fleet, which would be the alternative. Each
-        is the minimum of several repeats.
+        the copy of the fleet, which is taken, and the request made from the fleet, which would be the alternative.
     """
     fleet, nodes = _fleet(devices, 1, make_front), list(range(devices))
-
-    def least_ms(take: Callable[[], object]) -> float:
-        times_s = []
-        for _ in range(repeats):
-            begun_s = process_time()
-            take()
-            times_s.append(process_time() - begun_s)
-        return 1e3 * min(times_s)
-
-    return least_ms(fleet.copy), least_ms(lambda: fleet.flower.request_round(_name(0), 1, nodes, 1.0))
+    return fleet.copy, lambda: fleet.flower.request_round(_name(0), 1, nodes, 1.0)
 
 
 def _fleet(devices: int, workloads: int, make_front: MakeFront) -> Fleet:

@@ -44,7 +44,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
 from threadpoolctl import threadpool_limits
 
-from benchmarks.coordinator_plan import coordinator_plan_ms, snapshot_ms
+from benchmarks.coordinator_plan import coordinator_plan_ms, snapshots_of
 from wattfleet.core.budgets import Supplies, Supply
 from wattfleet.core.choosing import Front
 from wattfleet.core.planning import (
@@ -129,9 +129,9 @@ def measure(devices: Sequence[int], points: int, repeats: int, instances: int, w
             for size in devices
         ]
         snapshots_ms = [
-            snapshot_ms(size, repeats, lambda chance: _front(chance, points))
+            [_least(take, repeats)[1] for take in snapshots_of(size, lambda chance: _front(chance, points))]
             if size <= _MOST_COORDINATED
-            else (None, None)
+            else [None, None]
             for size in devices
         ]
         timed = [_times(size, points, repeats) for size in devices]
