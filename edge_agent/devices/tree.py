@@ -22,22 +22,22 @@ class Tree:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._root = "" if root == Path("/") else str(root)
 
     def is_read_only(self, path: str) -> bool:
         """Return whether a file is on a file system that nobody can write, not even root."""
         try:
-            return bool(os.statvfs(self.location(path)).f_flag & os.ST_RDONLY)
+            return bool(os.statvfs(self._found(path)).f_flag & os.ST_RDONLY)
         except OSError:
             return False
 
     def exists(self, path: str) -> bool:
         """Return whether the file or folder exists and is visible."""
-        return os.path.exists(self.location(path))
+        return os.path.exists(self._found(path))
 
     def may_write(self, path: str) -> bool:
         """Return whether this process may write a file, without writing."""
-        return os.access(self.location(path), os.W_OK)
+        return os.access(self._found(path), os.W_OK)
 
     def glob(self, pattern: str) -> list[str]:
         """Return the matching paths, sorted by the numbers in them."""
@@ -52,7 +52,8 @@ class Tree:
         Raises:
             OSError: it is missing, or the kernel does not answer.
         """
-        return self.location(path).read_text(encoding="utf-8", errors="replace").strip("\0 \t\n")
+        with open(self._found(path), encoding="utf-8", errors="replace") as file:
+            return file.read().strip("\0 \t\n")
 
     def write(self, path: str, text: str) -> None:
         """Write a value to the kernel in one write.
@@ -61,7 +62,7 @@ class Tree:
             OSError: it is missing, or the kernel refuses it.
         """
         # Unbuffered, and without creating the file, since a vanished setting is an error.
-        descriptor = os.open(self.location(path), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        descriptor = os.open(self._found(path), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(descriptor, text.encode())
         finally:
@@ -69,19 +70,23 @@ class Tree:
 
     def location(self, path: str) -> Path:
         """Return the location of that machine's path on this one."""
-        if self._root == Path("/"):
-            return self._root / path.lstrip("/")
+        return Path(self._found(path))
+
+    def _found(self, path: str) -> str:
+        # Texts, since a board's tree is read hundreds of times for one mode, and paths as objects took most of it.
+        if not self._root:
+            return f"/{path.lstrip('/')}"
         pending, place = _parts_reversed(path), self._root
         links = 0
         while pending:
             part = pending.pop()
             if part == "..":
-                place = self._root if place == self._root else place.parent
+                place = place if place == self._root else place.rpartition("/")[0]
                 continue
-            place /= part
+            folder, place = place, f"{place}/{part}"
             if links < _MAX_LINKS and (target := _link_at(place)):
                 links += 1
-                place = self._root if target.startswith("/") else place.parent
+                place = self._root if target.startswith("/") else folder
                 pending += _parts_reversed(target)
         return place
 
@@ -90,7 +95,7 @@ class Tree:
         if not any(character in pattern for character in "*?["):
             return [pattern] if self.exists(f"{folder}/{pattern}") else []
         try:
-            return fnmatch.filter(os.listdir(self.location(folder)), pattern)
+            return fnmatch.filter(os.listdir(self._found(folder)), pattern)
         except OSError:
             return []
 
@@ -104,7 +109,7 @@ def _numbers_in_order(path: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
 
 
-def _link_at(place: Path) -> str:
+def _link_at(place: str) -> str:
     """Return where a symbolic link points to; empty if there is none, or no permission to see it."""
     try:
         return os.readlink(place)
