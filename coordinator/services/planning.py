@@ -589,6 +589,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             assignments=[assignment_to_message(each, nodes[each.device_id]) for each in plan.assignments],
             waiting=plan.waiting,
             not_ready=plan.not_ready,
+            predicting=plan.predicting,
         )
 
     async def PredictNodes(  # noqa: N802 - named by the protocol

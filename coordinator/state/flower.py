@@ -513,6 +513,7 @@ class FlowerRuns:
         offers = self._offers(self._ready(nodes), workload)
         not_ready = nodes.keys() - {offer.device_id for offer in offers}
         not_ready -= self._operator.exclusion_reasons(not_ready & self._agents.devices.keys(), workload).keys()
+        predicting = not_ready & {each for each in self.unpredicted(run_id, node_ids) if self._agents.is_connected(each)}
         excluded = self._operator.exclusion_reasons([offer.device_id for offer in offers], workload)
         offers = [offer for offer in offers if offer.device_id not in excluded]
         if survey_s is None:
@@ -523,7 +524,7 @@ class FlowerRuns:
         offers = [offer for offer in offers if offer.device_id in measuring]
         elsewhere_w = self._draw.elsewhere_w(measuring.keys())
         allowance = replace(self._operator.allowance, elsewhere_w=elsewhere_w)
-        return MeasuringRequest(epochs, offers, measuring, nodes, allowance, len(not_ready))
+        return MeasuringRequest(epochs, offers, measuring, nodes, allowance, len(not_ready), len(predicting))
 
     def _measured(self, workload: str) -> set[str]:
         """The connected devices that have measured modes of a workload, or measure some now."""

@@ -124,12 +124,14 @@ class MeasuringPlan:
         measuring: limits of their measurements, by device id.
         waiting: number of devices that should measure, but for which no watts are left now.
         not_ready: number of devices that may soon be ready for a training.
+        predicting: number of them that only lack their prediction of the workload.
     """
 
     assignments: Sequence[Assignment]
     measuring: Mapping[str, MeasuringLimits]
     waiting: int
     not_ready: int
+    predicting: int
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ class MeasuringRequest:
         nodes: Flower's node id of every device that has one.
         allowance: watts of every supply, and what all other devices draw there.
         not_ready: number of devices that may soon be ready for a training.
+        predicting: number of them that only lack their prediction of the workload.
     """
 
     epochs: float
@@ -151,12 +154,13 @@ class MeasuringRequest:
     nodes: Mapping[str, int]
     allowance: Allowance
     not_ready: int
+    predicting: int
 
     def planned(self) -> MeasuringPlan:
         """Choose the devices that measure now, with the watts that are left."""
         assignments = plan_measuring(self.offers, self.allowance, self.epochs)
         chosen = {each.device_id: self.measuring[each.device_id] for each in assignments}
-        return MeasuringPlan(assignments, chosen, len(self.offers) - len(assignments), self.not_ready)
+        return MeasuringPlan(assignments, chosen, len(self.offers) - len(assignments), self.not_ready, self.predicting)
 
 
 def survey_of(

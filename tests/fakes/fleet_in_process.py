@@ -165,6 +165,7 @@ class PlanningFleet(PlannerStub):
             assignments=[assignment_to_message(each, asked.nodes[each.device_id]) for each in plan.assignments],
             waiting=plan.waiting,
             not_ready=plan.not_ready,
+            predicting=plan.predicting,
         )
 
 

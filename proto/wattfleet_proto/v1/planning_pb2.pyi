@@ -578,12 +578,15 @@ class PlanMeasuringResponse(_message.Message):
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     NOT_READY_FIELD_NUMBER: _builtins.int
+    PREDICTING_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     """empty: no device measures now"""
     waiting: _builtins.int
     """number of devices that should measure, but have to wait for watts"""
     not_ready: _builtins.int
     """number of devices that may soon be ready for a training"""
+    predicting: _builtins.int
+    """number of them that only lack their prediction of the workload"""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]: ...
     def __init__(
@@ -593,10 +596,11 @@ class PlanMeasuringResponse(_message.Message):
         assignments: _abc.Iterable[Global___Assignment] | None = ...,
         waiting: _builtins.int = ...,
         not_ready: _builtins.int = ...,
+        predicting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "not_ready", b"not_ready", "plan_id", b"plan_id", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "not_ready", b"not_ready", "plan_id", b"plan_id", "predicting", b"predicting", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -272,6 +272,25 @@ def test_a_survey_has_an_end_however_many_devices_wait_for_watts() -> None:
     assert len(measurings(grid)) == len(set(measurings(grid))) == 40, "the others follow before later rounds"
 
 
+@pytest.mark.parametrize(("predicts_s", "surveyed"), [(45.0, IDS), (1e9, [])])
+def test_devices_that_only_lack_their_prediction_are_surveyed(predicts_s: float, surveyed: list[int]) -> None:
+    grid = GridOfNodes(fleet(**{each: {"train": ends_early} for each in "abcd"}))
+
+    class StartsToPredict(Timed):
+        """Its devices start the process that predicts, which takes a slow board half a minute."""
+
+        def _measuring(self, request: Any) -> Any:
+            if grid.clock.now_s() < predicts_s:
+                return planning_pb2.PlanMeasuringResponse(not_ready=4, predicting=4)
+            return super()._measuring(request)
+
+    planner = StartsToPredict(grid, nodes=dict(KNOWN), surveys=[["a", "b", "c", "d"]])
+    run(grid, planner, rounds=2)
+    assert measurings(grid) == surveyed
+    assert planner.planned_s[0] < 70.0, "and waited for no longer than a minute, once in a run"
+    assert planner.planned_s[1] - planner.planned_s[0] < 20.0
+
+
 def test_an_app_that_is_long_in_a_survey_trains_in_the_round_once_it_is_free() -> None:
     # No node is free when the survey gives up waiting, so the plan waits for them.
     grid, strategy = GridOfNodes(fleet(**{each: {"train": trained, "takes_s": 400.0} for each in "abcd"})), Counting()

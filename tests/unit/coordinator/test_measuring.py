@@ -126,6 +126,17 @@ def test_devices_that_may_soon_be_ready_are_counted() -> None:
     assert fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0).not_ready == 0
 
 
+def test_devices_that_only_lack_their_prediction_are_counted() -> None:
+    fleet = small_fleet(SITE_W, FastestK(1))
+    fleet.flower.start_run(RUN, "FedAvg", 3, workload=APP)
+    predicting = lambda: fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0).predicting  # noqa: E731
+    assert predicting() == 2
+    fleet.agents.report_front("orin", fleet.agents.get("orin").fronts[0].front, 5.0, 0, "", APP, None)
+    assert predicting() == 1
+    fleet.agents.disconnect("nano")
+    assert predicting() == 0, "it may be away for long"
+
+
 @pytest.mark.parametrize("survey_s", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_survey_has_a_usable_length(survey_s: float) -> None:
     with pytest.raises(InvalidInputError, match="finite number of seconds above 0"):

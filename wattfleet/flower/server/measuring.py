@@ -27,6 +27,11 @@ SURVEY_S = 20.0
 _POLL_S = 0.5
 _NOT_READY_S = 10.0
 
+_PREDICTING_S = 60.0
+"""Longest wait for a device that only lacks its prediction of the workload. A slow board needs half a minute to start
+the process that predicts, and would train without a survey, or not at all in the first round, if it were not waited
+for."""
+
 _MOST_TURNS = 5
 """Where the watts do not suffice for all devices at once, a survey lasts at most as long as so many trainings in turn,
 each of which takes as long as any is waited for."""
@@ -177,7 +182,9 @@ class Measurements:
         longest_s = LONGEST_FACTOR * self._survey_s + self._allowance_s
         asks_until_s = began_s + (_MOST_TURNS - 1) * longest_s
         # Devices need a moment when a run begins. Later ones get their turn before a later round.
-        ready_until_s = began_s if self._is_surveyed else began_s + _NOT_READY_S
+        ready_until_s, predicted_until_s = began_s + _NOT_READY_S, began_s + _PREDICTING_S
+        if self._is_surveyed:
+            ready_until_s = predicted_until_s = began_s
         self._is_surveyed = True
         left = [node_id for node_id in node_ids if self._surveys.may_begin(node_id, number)]
         measured = 0
@@ -198,6 +205,7 @@ class Measurements:
             # The watts of a device that has just ended are free once its agent has reported it.
             may_get_watts = plan.waiting and measured and now_s - heard_s < _NOT_READY_S
             waits_for_more = may_get_watts or (plan.not_ready and now_s < ready_until_s)
+            waits_for_more = waits_for_more or (plan.predicting and now_s < predicted_until_s)
             waited_for = [each for each in self._open.values() if each.number == number]
             if not waits_for_more and all(now_s - each.sent_s >= longest_s for each in waited_for):
                 break
