@@ -37,7 +37,10 @@ demo: install ## Run federated rounds over a simulated fleet: out/simulate/repor
 STATIC := format lint types contracts stubs
 # Each test process computes on one core, and many tests wait: one process more than cores takes a quarter less time.
 TEST_PROCESSES ?= $(shell expr $$(nproc) + 1)
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(TEST_PROCESSES) --dist=worksteal
+# Tests make tens of thousands of small files, each synchronised: in memory, they take a quarter less time. 4 GB suffice.
+IN_MEMORY := $(shell test -w /dev/shm && ! findmnt -no OPTIONS -T /dev/shm | grep -q noexec && \
+  test "$$(df --output=avail /dev/shm | tail -1)" -gt 4000000 && echo PYTEST_DEBUG_TEMPROOT=/dev/shm)
+PYTEST := $(IN_MEMORY) OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(TEST_PROCESSES) --dist=worksteal
 
 check: $(STATIC) ## Run the static checks and the unit tests
 	$(PYTEST) tests/unit
