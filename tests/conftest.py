@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put what takes longest first, so that no process waits for it at the end; deselect the slow forms unless asked."""
+    """Begin with what takes longest, so that no process waits for it at the end; leave out slow forms unless asked."""
     items.sort(key=lambda item: item.get_closest_marker("deployment") is None)
     if config.getoption("--slow"):
         return

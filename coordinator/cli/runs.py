@@ -1,8 +1,8 @@
-"""`wattfleet coordinator runs`, `rounds` and `round`: what rounds were planned, and what each cost."""
+"""`wattfleet coordinator runs`, `rounds`, `forecast` and `round`: what was planned, cost, and is still needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from coordinator.cli.client import CoordinatorClient
     from wattfleet.common.tables import FittingTable
+    from wattfleet.core.planning import Tariff
     from wattfleet_proto.v1 import view_pb2
 
 
@@ -313,6 +314,127 @@ def _trim(each: dict[str, Any]) -> Text:
         f" {number(each['trimmed_site_budget_w'])} W: {', '.join(changes)}",
         style="yellow",
     )
+
+
+# --- Forecast ---------------------------------------------------------------------------------------------------------
+# `wattfleet coordinator forecast`: what a run still needs, and what that costs.
+
+_TARIFF_HELP = "a number, or a CSV file with the columns hour (0 to 23) and per_kwh"
+
+
+def forecast(
+    run: RunOption = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="METRIC=VALUE",
+            help="Forecast until the mean of three rounds reaches this value, such as accuracy=0.9. Default: the rounds"
+            " that the run was asked for.",
+        ),
+    ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option("--price", help=f"What a kWh costs: {_TARIFF_HELP}. Default: no costs are shown."),
+    ] = None,
+    currency: Annotated[str, typer.Option("--currency", help="Unit of the price.")] = "EUR",
+    co2: Annotated[
+        str | None,
+        typer.Option("--co2", help=f"Kilograms of CO2 per kWh: {_TARIFF_HELP}. Default: none are shown."),
+    ] = None,
+    watch: WatchOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Show when a run will be done, and the energy and costs that it still needs."""
+    import time
+
+    from coordinator.display.values import forecast_values
+    from wattfleet.core.planning import Target
+
+    wanted = None
+    if target is not None:
+        metric, _, value = target.rpartition("=")
+        try:
+            wanted = Target(metric, float(value))
+        except ValueError:
+            raise InvalidInputError(f"--target {target}: write METRIC=VALUE, such as accuracy=0.9") from None
+    tariffs = [_tariff(unit, given) for unit, given in ((currency, price), ("kg CO2", co2)) if given is not None]
+    with connected() as client:
+
+        def content() -> dict[str, Any]:
+            runs = client.runs(with_times=True)
+            run_id = None if run is None else run_id_of(names_of(runs), run)
+            chosen = [each for each in runs if run_id in (None, each.run_id)][-1:]
+            if not chosen:
+                raise InvalidInputError(NO_RUNS)
+            rounds = client.rounds(chosen[0].run_id, with_devices=False, with_times=True)
+            return forecast_values(chosen[0], rounds, time.time(), wanted, tariffs)
+
+        show(content, _forecast_table, json_, watch)
+
+
+def _tariff(unit: str, given: str) -> Tariff:
+    """Read a tariff from an option: a number, or the file that it names."""
+    import csv
+    from pathlib import Path
+
+    from wattfleet.core.planning import Tariff
+
+    try:
+        return Tariff.constant(unit, float(given))
+    except ValueError:
+        pass
+    by_hour: dict[int, float] = {}
+    try:
+        with open(Path(given), newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                by_hour[int(row["hour"])] = float(row["per_kwh"])
+    except OSError as error:
+        raise InvalidInputError(
+            f"{given!r} is neither a number nor a file that can be read: {error.strerror}"
+        ) from None
+    except (KeyError, TypeError, ValueError, csv.Error):
+        raise InvalidInputError(f"{given}: it needs the columns hour and per_kwh with a number in each row") from None
+    if sorted(by_hour) != list(range(24)):
+        raise InvalidInputError(f"{given}: it needs a row for each hour from 0 to 23")
+    return Tariff(unit, tuple(by_hour[hour] for hour in range(24)))
+
+
+def _forecast_table(content: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from wattfleet.common.tables import FittingTable, columns, numbers, texts
+
+    target = content["target"]
+    until = f"{content['rounds_asked_for']:,} rounds"
+    if target is not None:
+        until = f"{target['metric']} {'<=' if target['falls'] else '>='} {target['value']:g}"
+    now = f"after {count_of(content['rounds_done'], 'round')}"
+    if target is not None:
+        now += f", with {target['metric']} {number(content['metric_now'], 3)}"
+    lines: list[RenderableType] = [Text(f"run {content['name']} until {until}, {now}", style="bold")]
+    table = FittingTable(columns(texts("still needed"), numbers("at least"), numbers("median"), numbers("at most")))
+
+    def add(name: str, quantiles: Sequence[float | None] | None, words: Callable[[float], str]) -> None:
+        never = "not reached"
+        table.add(name, *(never if each is None else words(each) for each in quantiles or ()) or ("-",) * 3)
+
+    add("rounds", content["further_rounds"], lambda rounds: f"{rounds:,.0f}")
+    add("time", content["further_s"], duration_text)
+    add("done at", content["done_unix_s"], moment_of)
+    add("energy of the trainings", content["training_j"], energy_text)
+    for cost in content["costs"]:
+        add(cost["unit"], cost["cost"], lambda value: f"{value:,.2f}")
+    lines.append(table)
+    if target is None:
+        basis = "from the time and energy of the run's own rounds"
+    else:
+        basis = "from the run's own curve, which knows nothing of the app"
+        if content["reached_share"] < 1:
+            basis += f"; {content['reached_share']:.0%} of its continuations reach the target at all"
+    lines.append(Text(f'nine of ten outcomes lie between "at least" and "at most", {basis}', style="dim"))
+    return Group(*lines)
 
 
 # --- Round ------------------------------------------------------------------------------------------------------------

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+import numpy as np
+
 from coordinator.display.words import RunNames, Values
 from wattfleet.common.console import count_of, energy_text
-from wattfleet.core.planning import Assignment, Decision, RoundPlan
+from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.planning import (
+    Assignment,
+    Decision,
+    Interval,
+    RoundPlan,
+    Target,
+    Tariff,
+    rounds_to,
+    still_needed,
+)
 from wattfleet_proto.convert import (
     front_from_message,
     plan_from_message,
@@ -209,6 +222,91 @@ def _decision_values(decision: Decision, part: Assignment | None) -> Values:
         "power_w": part.power_w if part else None,
         "power_limit_w": part.power_limit_w if part else None,
     }
+
+
+# --- Forecast ---------------------------------------------------------------------------------------------------------
+# What a run still needs, from its own rounds: to the rounds that it was asked for, or to the value of a metric.
+
+
+def forecast_values(
+    view: view_pb2.RunView,
+    rounds: Iterable[view_pb2.RoundView],
+    now_unix_s: float,
+    target: Target | None = None,
+    tariffs: Sequence[Tariff] = (),
+) -> Values:
+    """What a run still needs.
+
+    Args:
+        view: the run, with its times.
+        rounds: its rounds with their times, without their devices.
+        now_unix_s: the time, seconds since 1970.
+        target: the value of a metric at which the run is done; None for the rounds that it was asked for.
+        tariffs: what the energy of its trainings costs.
+
+    Returns:
+        Each quantity as its 5 % quantile, median and 95 % quantile; a quantile is None if the target may never be
+        reached, and a quantity is None if it is unknown.
+
+    Raises:
+        InvalidInputError: the run has ended, too few of its rounds have, or it does not report the metric.
+    """
+    if view.finished or view.error:
+        raise InvalidInputError(f"run {view.name} has ended: `wattfleet coordinator runs` shows what it needed")
+    ended = [each for each in rounds if each.HasField("finished_unix_s")]
+    if not ended:
+        raise InvalidInputError(f"no round of run {view.name} has ended yet: ask again after the first one")
+    ends_s = [each.finished_unix_s for each in ended]
+    begins_s = [view.started_unix_s if view.HasField("started_unix_s") else ended[0].planned_unix_s, *ends_s]
+    seconds = [end_s - begin_s for begin_s, end_s in zip(begins_s, ends_s, strict=False)]
+    joules = [
+        each.training_j * each.devices / each.observed_trainings
+        for each in ended
+        if each.HasField("training_j") and each.observed_trainings
+    ]
+    if target is None:
+        further = np.full(1000, float(max(0, view.rounds_asked_for - ended[-1].round)))
+    else:
+        further = rounds_to(target, _metric_values(view, ended, target.name))
+    from_s = datetime.fromtimestamp(ends_s[-1]).astimezone()
+    from_hour = from_s.hour + from_s.minute / 60
+    found = still_needed(further, seconds, joules, tariffs, from_hour)
+    passed_s = now_unix_s - ends_s[-1]
+
+    def quantiles(interval: Interval | None, change: Callable[[float], float] = float) -> list[float | None] | None:
+        if interval is None:
+            return None
+        values = (interval.low, interval.median, interval.high)
+        return [change(each) if math.isfinite(each) else None for each in values]
+
+    return {
+        "run_id": view.run_id,
+        "name": view.name,
+        "target": None if target is None else {"metric": target.name, "value": target.value, "falls": target.falls},
+        "rounds_asked_for": view.rounds_asked_for,
+        "rounds_done": ended[-1].round,
+        "metric_now": None if target is None else _metric_values(view, ended, target.name)[-1],
+        "reached_share": found.reached,
+        "further_rounds": quantiles(found.rounds),
+        "further_s": quantiles(found.seconds, lambda needed_s: max(0.0, needed_s - passed_s)),
+        "done_unix_s": quantiles(found.seconds, lambda needed_s: max(now_unix_s, ends_s[-1] + needed_s)),
+        "training_j": quantiles(found.energy_j),
+        "costs": [
+            {"unit": tariff.unit, "cost": quantiles(cost)}
+            for tariff, cost in zip(tariffs, found.costs, strict=bool(found.costs))
+        ],
+    }
+
+
+def _metric_values(view: view_pb2.RunView, ended: Sequence[view_pb2.RoundView], name: str) -> list[float]:
+    """The values of a metric before the first round, if it is known, and after each round that reported it."""
+    values = [each.metrics[name] for each in ended if name in each.metrics]
+    if not values:
+        known = sorted({name for each in ended for name in each.metrics})
+        instead = f"name one of {', '.join(known)}" if known else "its strategy reports none (docs/flower.md)"
+        raise InvalidInputError(f"run {view.name} has not reported {name!r}: {instead}")
+    # Where nothing was evaluated before the first round, the first one is where the curve begins.
+    return [view.initial_metrics[name], *values] if name in view.initial_metrics else values
 
 
 # --- Run totals -------------------------------------------------------------------------------------------------------

@@ -513,7 +513,9 @@ class FlowerRuns:
         offers = self._offers(self._ready(nodes), workload)
         not_ready = nodes.keys() - {offer.device_id for offer in offers}
         not_ready -= self._operator.exclusion_reasons(not_ready & self._agents.devices.keys(), workload).keys()
-        predicting = not_ready & {each for each in self.unpredicted(run_id, node_ids) if self._agents.is_connected(each)}
+        predicting = not_ready & {
+            each for each in self.unpredicted(run_id, node_ids) if self._agents.is_connected(each)
+        }
         excluded = self._operator.exclusion_reasons([offer.device_id for offer in offers], workload)
         offers = [offer for offer in offers if offer.device_id not in excluded]
         if survey_s is None:

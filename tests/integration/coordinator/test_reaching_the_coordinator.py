@@ -319,7 +319,7 @@ async def test_watching_as_json_goes_on_while_the_coordinator_is_away(
 # An operator's commands work where only `pip install wattfleet` was run: they need no package of the coordinator.
 
 IN_PLAINTEXT = [
-    *("devices", "device orin", "nodes", "workloads", "runs", "rounds", f"round {RUN} 1", "plan --dry-run"),
+    *("devices", "device orin", "nodes", "workloads", "runs", "rounds", f"round {RUN} 1", "forecast", "plan --dry-run"),
     *(
         "events --kind device",
         "plan --dry-run --budget site=50 --policy random --clients 1",

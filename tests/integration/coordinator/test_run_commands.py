@@ -78,6 +78,54 @@ async def test_a_run_is_listed_with_what_it_has_cost(config: CoordinatorSettings
         assert float(row["training_j"]) == pytest.approx(sum(JOULES.values()))
 
 
+async def test_a_forecast_says_what_a_run_still_needs(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, shell):
+        orin, _ = await client.two_ready()
+        with pytest.raises(InvalidInputError, match="no round of run .* has ended yet: ask again"):
+            await shell("forecast")
+        await a_round(client, orin)
+        content = await asked(shell, "forecast", "--price", "0.3")
+        assert (content["rounds_done"], content["further_rounds"]) == (1, [2.0, 2.0, 2.0])
+        joules = content["training_j"]
+        # Of two trainings, one was observed; both count.
+        assert joules[0] <= 2 * 2 * JOULES["orin"] <= joules[2]
+        assert content["costs"] == [{"unit": "EUR", "cost": [pytest.approx(each * 0.3 / 3.6e6) for each in joules]}]
+        lines = (await shell("forecast", "--co2", "0.4", columns=100)).stdout.splitlines()
+        assert lines[0] == f"run {RUN_NAME} until 3 rounds, after 1 round"
+        assert [line.split("  ")[0] for line in lines[2:7]] == [
+            *("rounds", "time", "done at", "energy of the trainings", "kg CO2"),
+        ]
+        with pytest.raises(InvalidInputError, match="needs 4 rounds with its value, and the run has 0: ask again"):
+            await shell("forecast", "--target", "accuracy=0.9")
+        with pytest.raises(InvalidInputError, match=r"has not reported 'auc': name one of accuracy, f1, loss, recall"):
+            await shell("forecast", "--target", "auc=0.9")
+        with pytest.raises(InvalidInputError, match="--target high: write METRIC=VALUE, such as accuracy=0.9"):
+            await shell("forecast", "--target", "high")
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        with pytest.raises(InvalidInputError, match=f"run {RUN_NAME} has ended: .* shows what it needed"):
+            await shell("forecast")
+
+
+async def test_a_tariff_is_read_from_its_file(config: CoordinatorSettings, tmp_path: Path) -> None:
+    tariff = tmp_path / "tariff.csv"
+    async with served_with_shell(config) as (client, shell):
+        orin, _ = await client.two_ready()
+        await a_round(client, orin)
+        tariff.write_text("hour,per_kwh\n" + "".join(f"{hour},0.5\n" for hour in range(24)))
+        content = await asked(shell, "forecast", "--price", str(tariff), "--currency", "CHF")
+        [cost] = content["costs"]
+        assert cost == {"unit": "CHF", "cost": [pytest.approx(each * 0.5 / 3.6e6) for each in content["training_j"]]}
+        for text, why in (
+            ("hour,per_kwh\n0,0.5\n", "it needs a row for each hour from 0 to 23"),
+            ("hour,price\n0,0.5\n", "it needs the columns hour and per_kwh with a number in each row"),
+        ):
+            tariff.write_text(text)
+            with pytest.raises(InvalidInputError, match=why):
+                await shell("forecast", "--price", str(tariff))
+        with pytest.raises(InvalidInputError, match="'cheap' is neither a number nor a file that can be read"):
+            await shell("forecast", "--price", "cheap")
+
+
 async def test_a_run_that_somebody_stopped_has_not_failed(config: CoordinatorSettings) -> None:
     async with served_with_shell(config) as (client, shell):
         for run_id, error in (("halted", "stopped by Flower's SuperLink, as after `flwr stop`"), ("broken", "no luck")):

@@ -10,6 +10,12 @@ from .curves import min_makespan as min_makespan
 from .epoch_choice import EpochChoice as EpochChoice
 from .epoch_choice import EpochOption as EpochOption
 from .epoch_choice import require_epochs as require_epochs
+from .forecast import Forecast as Forecast
+from .forecast import Interval as Interval
+from .forecast import Target as Target
+from .forecast import Tariff as Tariff
+from .forecast import rounds_to as rounds_to
+from .forecast import still_needed as still_needed
 from .history import History as History
 from .history import Participation as Participation
 from .history import PastRound as PastRound
