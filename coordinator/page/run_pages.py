@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from starlette.responses import Response
 
 from coordinator.display.values import (
     assumption,
+    forecast_values,
     is_over_budget,
     preview_values,
     round_details,
@@ -78,8 +80,13 @@ async def run(request: Request) -> Response:
     views = await queries.rounds(run_id)
     found = next((each for each in await queries.runs() if each.run_id == run_id), None)
     rounds = [_with_over_budget(round_values(view)) for view in reversed(views)]
+    forecast = None
+    with suppress(InvalidInputError):  # the run has ended, or has only begun
+        if found is not None:
+            forecast = await asyncio.to_thread(forecast_values, found, views, time.time())
     content = {
         "run": None if found is None else run_totals(found, views),
+        "forecast": forecast,
         "run_id": run_id,
         "name": run_id if found is None else run_values(found)["name"],
         "label_query": lambda key, value: "?" + urlencode({"label": f"{key}={value}"}),

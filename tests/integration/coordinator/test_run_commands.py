@@ -95,6 +95,7 @@ async def test_a_forecast_says_what_a_run_still_needs(config: CoordinatorSetting
         assert [line.split("  ")[0] for line in lines[2:7]] == [
             *("rounds", "time", "done at", "energy of the trainings", "kg CO2"),
         ]
+        assert "</strong> to the last round, most likely " in await page_of(client, f"/runs/{RUN}")
         with pytest.raises(InvalidInputError, match="needs 4 rounds with its value, and the run has 0: ask again"):
             await shell("forecast", "--target", "accuracy=0.9")
         with pytest.raises(InvalidInputError, match=r"has not reported 'auc': name one of accuracy, f1, loss, recall"):
@@ -104,6 +105,7 @@ async def test_a_forecast_says_what_a_run_still_needs(config: CoordinatorSetting
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
         with pytest.raises(InvalidInputError, match=f"run {RUN_NAME} has ended: .* shows what it needed"):
             await shell("forecast")
+        assert "to the last round" not in await page_of(client, f"/runs/{RUN}")
 
 
 async def test_a_tariff_is_read_from_its_file(config: CoordinatorSettings, tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from wattfleet.core.planning import Interval, Target, Tariff, rounds_to, still_n
 NINE_TENTHS = Target("accuracy", 0.9)
 
 
-def recorded() -> list[list[float]]:
-    """Accuracies of federated runs of scikit-learn's digits with 6 to 50 devices, before round 1 and after each."""
-    return [run["accuracy"] for run in json.loads(Path(__file__).with_name("accuracy_curves.json").read_text())]
+def recorded(data: str) -> list[list[float]]:
+    """Accuracies of federated runs with 6 to 50 devices, before round 1 and after each."""
+    runs = json.loads(Path(__file__).with_name("accuracy_curves.json").read_text())
+    return [run["accuracy"] for run in runs if run["data"] == data]
 
 
 def reached_after(values: list[float], target: float) -> float:
@@ -26,17 +27,20 @@ def reached_after(values: list[float], target: float) -> float:
     return next((k + 3 for k, mean in enumerate(means) if mean >= target), math.inf)
 
 
-def test_nine_of_ten_recorded_runs_reach_a_target_within_their_interval():
+@pytest.mark.parametrize(("data", "targets"), [("digits", (0.85, 0.93)), ("fashion", (0.6, 0.7, 0.75))])
+def test_nine_of_ten_recorded_runs_reach_a_target_within_their_interval(data: str, targets: tuple[float, ...]):
     held = []
-    for values in recorded():
-        for now, target in ((6, 0.9), (10, 0.85), (10, 0.93), (20, 0.95)):
-            true = reached_after(values, target)
-            if true > now:
-                found = Interval.of(rounds_to(Target("accuracy", target), values[: now + 1]))
-                # A run that does not reach it in the rounds recorded could have done so at any time after them.
-                held.append(found.low <= true - now <= found.high if true < math.inf else found.high > 60 - now)
-    assert len(held) > 60
-    assert 0.8 <= np.mean(held) <= 0.99
+    for values in recorded(data):
+        for now in (6, 10, 20):
+            for target in targets:
+                true = reached_after(values, target)
+                if true > now:
+                    found = Interval.of(rounds_to(Target("accuracy", target), values[: now + 1]))
+                    # A run that does not reach it in the recorded rounds could have done so at any time after them.
+                    ends = found.high > len(values) - 1 - now
+                    held.append(found.low <= true - now <= found.high if true < math.inf else ends)
+    assert len(held) > 25
+    assert np.mean(held) >= 0.85
 
 
 def test_more_rounds_narrow_the_interval():
