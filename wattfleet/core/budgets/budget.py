@@ -71,12 +71,12 @@ class Supplies:
     def _parents(self) -> Mapping[str, str | None]:
         return {supply.name: supply.parent for supply in self.supplies}
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """All names, in the given order."""
         return tuple(supply.name for supply in self.supplies)
 
-    @property
+    @cached_property
     def roots(self) -> tuple[str, ...]:
         """The sites' own connections, in the given order."""
         return tuple(supply.name for supply in self.supplies if supply.parent is None)
