@@ -181,6 +181,9 @@ class RunCosts:
 _WATCHED_S = 1.0
 _UNWATCHED_S = 5.0
 _STALE_S = 1.5
+_OLD_S = 30.0
+"""A snapshot that is older, because nobody watched, is never shown."""
+
 _MAX_SHARE = 0.1
 """The share of time that snapshots may take: after one of a large fleet that took a second, ten seconds pass."""
 
@@ -264,7 +267,10 @@ class Snapshot:
 
 @dataclass
 class Snapshots:
-    """Takes snapshots while `keep` runs, at short intervals only while somebody watches.
+    """Takes snapshots while `keep` runs and somebody watches. Otherwise it only records the watts of all supplies.
+
+    A snapshot of thousands of devices costs the coordinator's loop tens of milliseconds, so nobody pays for one that is
+    not looked at.
 
     Attributes:
         queries: read the fleet.
@@ -291,9 +297,10 @@ class Snapshots:
         """Take snapshots until cancelled."""
         while True:
             began_s = time.monotonic()
+            is_watched = self.viewers or self._watched.is_set() or self._newest is None
             self._watched.clear()  # requests from now on need the next snapshot
             try:
-                await self._take()
+                await (self._take() if is_watched else self._record_watts())
             except Exception as error:
                 await self._note(error)
             took_s = time.monotonic() - began_s
@@ -315,7 +322,11 @@ class Snapshots:
             await self._taken.wait_for(lambda: self._newest is not None or self.failure is not None)
         if self._newest is None:
             raise WattfleetError(self.failure)
-        if time.time() - self._newest.at_unix_s > _STALE_S:
+        age_s = time.time() - (old := self._newest).at_unix_s
+        if age_s > _OLD_S:
+            async with self._taken:
+                await self._taken.wait_for(lambda: self._newest is not old or self.failure is not None)
+        elif age_s > _STALE_S:
             with suppress(TimeoutError, asyncio.TimeoutError):  # for a large fleet, the stale one has to suffice
                 return await asyncio.wait_for(self.after(self._newest), _STALE_S)
         return self._newest
@@ -336,6 +347,12 @@ class Snapshots:
         async with self._taken:
             self._newest, self._failed_at, self.failure = taken, None, None
             self._taken.notify_all()
+
+    async def _record_watts(self) -> None:
+        now = time.time()
+        budgets = await self.queries.budgets()
+        self.history.add(now, _watts_of(as_tree(map(budget_values, budgets)), now))
+        self.failure = None
 
     async def _note(self, error: Exception) -> None:
         """Report to viewers that snapshots fail, and log each failing place once."""

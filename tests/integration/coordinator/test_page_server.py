@@ -12,6 +12,7 @@ import stat
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -27,6 +28,7 @@ from typer.testing import CliRunner
 from coordinator.cli.commands import app
 from coordinator.errors import StoreUnavailableError
 from coordinator.page import application, fleet_page
+from coordinator.page import snapshots as snapshots_module
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import Snapshots
 from coordinator.services.event_log import StateTimes
@@ -43,7 +45,7 @@ from wattfleet.common.identity.peers import Role
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import PowerMode
 from wattfleet_proto.device_state import BoardSample, DeviceState
-from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, operator_pb2
+from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc, operator_pb2, view_pb2
 
 # --- Page access ------------------------------------------------------------------------------------------------------
 # Access to the web page.
@@ -377,6 +379,46 @@ _SAMPLE = BoardSample(7.5, 61.0, PowerMode(6, 1_510_000, 624_750_000, 2_133_000_
 class _Budgets:
     async def GetBudgets(self, request: Any, context: Any) -> operator_pb2.GetBudgetsResponse:  # noqa: N802
         return operator_pb2.GetBudgetsResponse(supplies=[operator_pb2.SupplyBudget(supply="site", watts=100.0)])
+
+
+async def test_devices_are_read_only_while_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_WATCHED_S", 0.01), ("_UNWATCHED_S", 0.02), ("_OLD_S", 0.1), ("_MAX_SHARE", 1.0)):
+        monkeypatch.setattr(snapshots_module, name, seconds)
+    read = Counter[str]()
+
+    class CountedQueries:
+        fails = False
+
+        def __getattr__(self, name: str) -> Any:
+            async def answer() -> Any:
+                read[name] += 1
+                if self.fails and name == "devices":
+                    raise StoreUnavailableError("the store is away")
+                return view_pb2.GetFleetResponse() if name == "fleet" else []
+
+            return answer
+
+    queries: Any = CountedQueries()
+    snapshots = Snapshots(queries)
+    keeping = asyncio.create_task(snapshots.keep())
+    try:
+        first = await snapshots.newest()
+        await asyncio.sleep(0.05)  # the snapshot that this look still asked for
+        taken, sampled = read["devices"], read["budgets"]
+        await asyncio.sleep(0.2)
+        assert read["devices"] == taken, "nobody looks"
+        assert read["budgets"] > sampled + 2 and len(snapshots.history.of("")) > 3, (
+            "the watts are recorded all the same"
+        )
+        assert (await snapshots.newest()) is not first, "one that is so old is not shown"
+        assert read["devices"] > taken
+        await asyncio.sleep(0.2)
+        queries.fails = True
+        old = await snapshots.newest()
+        assert snapshots.failure == "the store is away", "but it is, with the reason, if there cannot be a newer one"
+        assert old.devices == []
+    finally:
+        keeping.cancel()
 
 
 async def test_sessions_are_answered_while_a_snapshot_is_taken() -> None:
