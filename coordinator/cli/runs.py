@@ -425,7 +425,7 @@ def _forecast_table(content: dict[str, Any]) -> RenderableType:
     add("done at", content["done_unix_s"], moment_of)
     add("energy of the trainings", content["training_j"], energy_text)
     for cost in content["costs"]:
-        add(cost["unit"], cost["cost"], lambda value: f"{value:,.2f}")
+        add(cost["unit"], cost["cost"], lambda value: f"{value:,.2f}" if abs(value) >= 1 else f"{value:.2g}")
     lines.append(table)
     if target is None:
         basis = "from the time and energy of the run's own rounds"
