@@ -160,7 +160,7 @@ def busy_cores(cores: int) -> Iterator[None]:
 
 def load_of(device: Device) -> Callable[[int], AbstractContextManager[None]]:
     """Return what keeps a board busy during the test: its cores, or nothing if it is virtual."""
-    return busy_cores if device.provenance == "hardware" else lambda cores: nullcontext()
+    return busy_cores if device.provenance in ("hardware", "stated") else lambda cores: nullcontext()
 
 
 def report_row(device: Device, version: str, findings: Sequence[Finding]) -> str:

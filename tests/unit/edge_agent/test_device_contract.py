@@ -16,6 +16,7 @@ from edge_agent.devices.device import Device
 from edge_agent.devices.jtop import JtopDevice
 from edge_agent.devices.selection import folder_of_device, open_device, open_virtual_board
 from edge_agent.devices.virtual.simulated import ReplayDevice, SimulatedDevice
+from tests.fakes.faked_host import FakedPi, open_pi, open_workstation
 from tests.fakes.faked_jetson import (
     AGX_ORIN_JP5,
     AGX_ORIN_JP6,
@@ -27,6 +28,7 @@ from tests.fakes.faked_jetson import (
     open_nvpmodel,
     open_sysfs,
 )
+from tests.fakes.faked_nvml import FakeGpu, FakeNvml
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import PowerMode, array_to_modes, modes_to_array
 
@@ -204,6 +206,29 @@ class TestNvpmodelOnAgxOrinJetPack5(NvpmodelContract):
 
 class TestNvpmodelOnOrinNano(NvpmodelContract):
     board = ORIN_NANO
+
+
+class TestWorkstation(DeviceContract):
+    kind = "rtx-3090"
+
+    def open(self, folder):
+        return open_workstation(folder, FakeNvml())
+
+
+class TestServerOfTwoDifferentGpus(DeviceContract):
+    kind = "server"
+
+    def open(self, folder):
+        other = FakeGpu("GPU-1111", "NVIDIA RTX A5000", 230_000, 230_000, 100_000, 230_000)
+        library = FakeNvml(FakeGpu(limit_mw=230_000), other)
+        return open_workstation(folder, library, 'kind = "server"\nmodes = "gpu-power"\nrest_w = 90')
+
+
+class TestRaspberryPi(DeviceContract):
+    kind = "raspberry-pi-5"
+
+    def open(self, folder):
+        return open_pi(FakedPi(folder))
 
 
 class TestSimulated(DeviceContract):

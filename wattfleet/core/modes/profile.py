@@ -403,7 +403,7 @@ class JournalOrigin:
     Attributes:
         board_kind: the kind of board that was measured.
         workload: the name of the workload.
-        provenance: `hardware`, `simulated` or `replayed`.
+        provenance: `hardware`, `simulated`, `replayed` or `stated`.
         minibatch: samples in a minibatch, for rows that do not state their batch.
         basis: the meter of its watts and the parts of the GPU that are on; empty if only the mode matters.
     """
