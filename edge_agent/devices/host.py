@@ -334,9 +334,6 @@ class _GpuPower:
 class _CpuClocks:
     """A machine whose modes are the online cores and their frequency (`HostKnobs`).
 
-    It trains on these cores. Their frequency therefore stands for that of the GPU, too, so that a predictor expects
-    computing to become slower with it.
-
     Args:
         tree: the machine's files.
 
@@ -353,7 +350,7 @@ class _CpuClocks:
 
     @staticmethod
     def _mode(cores: int, khz: int) -> PowerMode:
-        return PowerMode(cores, khz, khz * 1_000, ABSENT_HZ)
+        return PowerMode(cores, khz, ABSENT_HZ, ABSENT_HZ)
 
     def current_mode(self) -> PowerMode:
         """Return the online cores and the highest frequency that their limits allow."""
@@ -692,10 +689,7 @@ class HostDevice(PhysicalBoard):
             mode, highest = self.current_mode(), self._settings.modes[-1]
         except ModeNotAppliedError:
             return 1.0
-        speed = mode.cores * mode.cpu_khz * mode.gpu_hz / (highest.cores * highest.cpu_khz * highest.gpu_hz)
-        if self.file.modes == "cpu":
-            speed /= mode.gpu_hz / highest.gpu_hz  # the same clock
-        return min(1.0, speed)
+        return min(1.0, mode.cores * mode.cpu_khz * mode.gpu_hz / (highest.cores * highest.cpu_khz * highest.gpu_hz))
 
     def conditions(self) -> BoardSample:
         """Return the hottest temperature of CPU and GPUs, and the CPU's thermal throttle count."""

@@ -1,9 +1,7 @@
 """The GPUs of a workstation or server, through NVIDIA's NVML: what they draw, and their power limits as modes.
 
-A mode of such a machine is one power limit for each of its GPUs. A `PowerMode` has clocks, so a limit stands there as a
-GPU clock: the highest clock times the square root of the limit's share of the highest limit. A GPU's power rises about
-with the square of its clock, so this is about the clock that it reaches at the limit. It orders the modes for the
-predictor; the GPU chooses its own clock. Jetsons do not support NVML.
+A mode of such a machine is one power limit for all of its GPUs. A `PowerMode` has clocks, so a clock stands there for
+the limit (`limit_clock_hz`). Jetsons do not support NVML.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any
 
 from edge_agent.devices.device import KnobNotReachedError, ModeNotAppliedError
 from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import limit_clock_hz
 
 _MHZ = 1_000_000
 _STEPS_W = (5, 10, 20, 25, 50, 100, 200, 500)
@@ -171,7 +170,7 @@ class PowerLimits:
 
     def clock_hz(self, limit_mw: int, highest_hz: int) -> int:
         """Return the GPU clock that stands for a limit, Hz; the limit need not be a mode's."""
-        return round(highest_hz * math.sqrt(limit_mw / self.limits_mw[-1]) / _MHZ) * _MHZ
+        return limit_clock_hz(limit_mw, self.limits_mw[-1], highest_hz)
 
     def in_force_mw(self) -> int:
         """Return the highest limit in force, mW.

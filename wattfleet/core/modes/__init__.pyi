@@ -7,6 +7,7 @@ from .power_mode import PowerMode as PowerMode
 from .power_mode import array_to_modes as array_to_modes
 from .power_mode import board_named as board_named
 from .power_mode import board_with_modes as board_with_modes
+from .power_mode import limit_clock_hz as limit_clock_hz
 from .power_mode import modes_to_array as modes_to_array
 from .power_mode import nearest_mode as nearest_mode
 from .profile import JOURNAL_FORMAT as JOURNAL_FORMAT
