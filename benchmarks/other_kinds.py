@@ -97,7 +97,7 @@ def measured_cases(data: Path, seed: int) -> Iterator[Case]:
         assert isinstance(reference, RooflinePredictor), "the shipped reference is a roofline predictor"
         left = without_target(reference, artefact.details.population, target)
         if kind != "agx-orin":
-            left = left.adapted(BOARDS["agx-orin"].data_sheet, BOARDS[kind].data_sheet)
+            left = left.adapted(BOARDS["agx-orin"].hardware, BOARDS[kind].hardware)
         order = rng.permutation(len(target))
         yield Case(
             f"ResNet-18 on the {kind}, measured",
@@ -105,7 +105,7 @@ def measured_cases(data: Path, seed: int) -> Iterator[Case]:
             WorkloadFacts(batch=16),
             target.rows(order[: max(MODES)]),
             elsewhere.rows(rng.choice(len(elsewhere), _SHARED, replace=False)),
-            BOARDS[other].data_sheet,
+            BOARDS[other].hardware,
             target.rows(order[max(MODES) :]),
         )
 
@@ -126,7 +126,7 @@ def simulated_cases(seed: int) -> Iterator[Case]:
                 workload.facts,
                 rows.rows(np.arange(max(MODES))),
                 _measured(helper, workload, _SHARED, rng),
-                BOARDS[other].data_sheet,
+                BOARDS[other].hardware,
                 rows.rows(np.arange(max(MODES), len(rows))),
             )
 

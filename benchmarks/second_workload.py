@@ -212,7 +212,7 @@ def main() -> None:
         parser.error("--draws and --processes must be 1 or more")
     try:
         corpora = read_population(_LISTED, arguments.data)
-        members = [measured_member(each.profile, each.facts, each.board.data_sheet) for each in corpora]
+        members = [measured_member(each.profile, each.facts, each.board.hardware) for each in corpora]
         todo = cases()
         with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
             work = [pool.submit(measure, case, arguments.data, members, arguments.draws) for case in todo]

@@ -231,7 +231,7 @@ def train(
         members: list[Member] = []
         for each in ordered:
             report(f"estimating {each.name}")
-            members.append(measured_member(each.profile, each.facts, each.board.data_sheet))
+            members.append(measured_member(each.profile, each.facts, each.board.hardware))
         predictor = replace(predictor, population=Population(tuple(members)))
     entries = [PopulationEntry(each.name, each.profile.sha256(), each.network, each.board.kind) for each in ordered]
     for name, target in targets.items():

@@ -167,10 +167,9 @@ class Transfer:
         own = self.header.board_kind
         alike = [Profile.of(each.measured) for each in self.units if each.board in ("", own)]
         elsewhere = [
-            (known_board.hardware, Profile.of(each.measured))
+            (BOARDS[each.board].hardware, Profile.of(each.measured))
             for each in self.units
-            # Of a host or an unknown board, the data sheet is not known.
-            if each.board != own and (known_board := BOARDS.get(each.board)) and known_board.hardware
+            if each.board != own and each.board in BOARDS  # of an unknown board, the data sheet is not known
         ]
         return prior.with_units(alike).with_elsewhere(elsewhere)
 

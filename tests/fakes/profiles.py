@@ -107,7 +107,7 @@ def measured(
 def reference() -> RooflinePredictor:
     """A reference with a population of two workloads: one network, and one with three times the work."""
     corpora = measured(drawn(450, 0)), measured(drawn(420, 1), scaled(3.0))
-    board = board_named("agx-orin").data_sheet
+    board = board_named("agx-orin").hardware
     members = tuple(measured_member(corpus, FOUR_WORKERS, board) for corpus in corpora)
     return replace(RooflinePredictor.fit(corpora[0]), hardware=board, population=Population(members))
 

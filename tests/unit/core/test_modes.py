@@ -55,12 +55,6 @@ def test_the_hosts_modes_are_power_limits_or_cores_and_clocks() -> None:
     assert len(pi.space) == 40 and pi.space.highest == PowerMode(4, 2_400_000, 1_000_000_000, 1_000_000_000)
 
 
-def test_the_hardware_of_a_host_is_not_used() -> None:
-    assert board_named("orin-nano").data_sheet.gpu_cores == 1024
-    with pytest.raises(InvalidInputError, match="cannot be compared with those of Jetsons"):
-        _ = board_named("rtx-3090").data_sheet
-
-
 @pytest.mark.parametrize(("limit", "clock_hz"), [(350, 2_100_000_000), (175, 1_485_000_000), (100, 1_122_000_000)])
 def test_the_clock_that_stands_for_a_power_limit(limit: float, clock_hz: int) -> None:
     assert limit_clock_hz(limit, 350, 2_100_000_000) == clock_hz

@@ -119,9 +119,10 @@ class Hardware:
     """Facts from a board's data sheet about the hardware behind its clocks.
 
     Attributes:
-        gpu_cores: CUDA cores.
+        gpu_cores: CUDA cores; of a board that computes on its CPU, the numbers that its cores multiply at once.
         mem_bus_bits: width of the memory bus, bits.
-        lowest_preset_w: watts of the lowest of NVIDIA's presets, which scales the board's lowest power.
+        lowest_preset_w: watts of the lowest of NVIDIA's presets or of the lowest power limit, else of an idle board,
+            which scales the board's lowest power.
     """
 
     gpu_cores: int
@@ -139,26 +140,14 @@ class Board:
         space: its power modes.
         presets: NVIDIA's preset modes by name, as its configurations state them. The device rounds a frequency that
             is not in its table, so a preset need not be in `space`.
-        hardware: facts from its data sheet; None for a host. What a Jetson does with its hardware says nothing about
-            a host: a transfer is better if it starts without it.
+        hardware: facts from its data sheet.
     """
 
     kind: str
     title: str
     space: ModeSpace
     presets: Mapping[str, PowerMode]
-    hardware: Hardware | None
-
-    @property
-    def data_sheet(self) -> Hardware:
-        """Its hardware.
-
-        Raises:
-            InvalidInputError: it is a host, whose hardware is not used.
-        """
-        if self.hardware is None:
-            raise InvalidInputError(f"{self.kind}: a host's measurements cannot be compared with those of Jetsons")
-        return self.hardware
+    hardware: Hardware
 
 
 def limit_clock_hz(limit: float, highest_limit: float, highest_clock_hz: int) -> int:
@@ -277,8 +266,8 @@ BOARDS: Mapping[str, Board] = {
         Board("orin-nano", "Jetson Orin Nano 8GB", _ORIN_NANO, _ORIN_NANO_PRESETS, Hardware(1024, 128, 7)),
         Board("orin-nx", "Jetson Orin NX 16GB", _ORIN_NX, _ORIN_NX_PRESETS, Hardware(1024, 128, 10)),
         Board("xavier-agx", "Jetson AGX Xavier", _XAVIER_AGX, _XAVIER_AGX_PRESETS, Hardware(512, 256, 10)),
-        Board("rtx-3090", "workstation with an RTX 3090", _RTX_3090, _RTX_3090_PRESETS, None),
-        Board("raspberry-pi-5", "Raspberry Pi 5", _RASPBERRY_PI_5, {}, None),
+        Board("rtx-3090", "workstation with an RTX 3090", _RTX_3090, _RTX_3090_PRESETS, Hardware(10_496, 384, 100)),
+        Board("raspberry-pi-5", "Raspberry Pi 5", _RASPBERRY_PI_5, {}, Hardware(32, 32, 3)),
     )
 }
 

@@ -57,7 +57,7 @@ POWER_RANGES: Mapping[str, PowerRange] = {
     "nano": _range_for_preset(10.0),
     "host": PowerRange(1_000.0, 150.0),
     "rtx-3090": PowerRange(1_000.0, 150.0),
-    "raspberry-pi-5": PowerRange(30.0, 15.0),
+    "raspberry-pi-5": PowerRange(60.0, 15.0),
 }
 """Ranges by kind of board, from NVIDIA's presets including `MAXN`. A host is a workstation, or another machine."""
 

@@ -142,10 +142,8 @@ class Predictor(Protocol):
 
 
 def adapt_to_board(predictor: P, of: Board | None, to: Board | None) -> P:
-    """Adapt a predictor to another board if the hardware of both is known; otherwise return it unchanged."""
-    if of is None or to is None or of.hardware is None or to.hardware is None:
-        return predictor
-    return predictor.adapted(of.hardware, to.hardware)
+    """Adapt a predictor to another board if both boards are known; otherwise return it unchanged."""
+    return predictor if of is None or to is None else predictor.adapted(of.hardware, to.hardware)
 
 
 def mixes_references(kind: type[Predictor]) -> bool:
