@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_agent.devices.device import Device
+from edge_agent.devices.device import Device, KnobNotReachedError
 from edge_agent.learning.fitting import Beside, Fitted, FittedModes, Fitting, Mask, OpenFittingTo, alone
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.profiling_plan import BATCH, ProfilingProgress, profile_device
-from edge_agent.profiling.journal import Journal, JournalError, JournalledRound, Renewal, require_above_zero
+from edge_agent.profiling.journal import Discarded, Journal, JournalError, JournalledRound, Renewal, require_above_zero
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.mode_measurement import DEFAULT_SETTINGS, ExcludedModes, measuring_s
 from edge_agent.profiling.profiled_workload import StoppedError
@@ -532,6 +532,17 @@ class OnlineLearner:
         The next few trainings of at most this length are observed in their own mode.
         """
         self._short_trainings.note(minibatches)
+
+    def knob_was_not_reached(self, mode: PowerMode, error: KnobNotReachedError) -> None:
+        """Journal that a knob stood at another value when a training's mode was set.
+
+        A value that is missed at every attempt is no longer offered, as with a measurement. A journal that cannot be
+        written is logged: the mode's own error is reported anyway.
+        """
+        try:
+            self._journal.append(Discarded(mode, str(error), 0, 0.0, unreached=error.knob or None))
+        except JournalError as failure:
+            _log.error("%s", failure)
 
     def predicted_minibatch_s(self, mode: PowerMode) -> float:
         """Return the predicted seconds of a minibatch in a mode.

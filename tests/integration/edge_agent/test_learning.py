@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import reference_models
+from edge_agent.devices.device import KnobNotReachedError
 from edge_agent.devices.host import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
@@ -30,7 +31,7 @@ from edge_agent.learning.transfer import Transfer, UnusableReferenceError
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, JournalledRound
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
-from edge_agent.profiling.mode_measurement import DEFAULT_LIMITS
+from edge_agent.profiling.mode_measurement import DEFAULT_LIMITS, ExcludedModes
 from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.profiling.stored_profile import chosen_workload
@@ -421,6 +422,18 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
         assert (true_mw < 1.1 * limit_w * 1e3).all()
         assert not learner.productive(0.0).measuring
         assert not any(isinstance(one, JournalledRound) for one in journal.records)
+
+
+def test_a_value_that_trainings_never_reach_is_no_longer_offered(bench):
+    learner = bench.learner
+    measured_khz = {record.mode.cpu_khz for record in bench.journal.records}
+    mode = next(mode for mode in array_to_modes(bench.device.modes) if mode.cpu_khz not in measured_khz)
+    for _ in range(DEFAULT_LIMITS.attempts):
+        assert ExcludedModes.of(bench.journal).allows(bench.device.modes).all()
+        learner.knob_was_not_reached(mode, KnobNotReachedError("the CPU stands at 115 MHz", "cpu_khz"))
+    assert bench.journal.discarded[-1].reason == "the CPU stands at 115 MHz"
+    allowed = bench.device.modes[ExcludedModes.of(bench.journal).allows(bench.device.modes)]
+    assert mode.cpu_khz not in allowed[:, 1] and len(allowed) > 0
 
 
 def test_trainings_that_are_too_short_to_measure_a_mode_are_observed(tmp_path):
