@@ -128,6 +128,8 @@ def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path, monkeypatch
     if "supplies" in tables:
         (tmp_path / "plan.csv").write_text("from,until,watts\n2026-06-01T06:00+02:00,,200\n")
         assert read_site_file(file)
+    elif "host" in tables:
+        assert parse_host_file(block.text.encode(), HOST_FILE).kind == tables["host"]["kind"]
     elif "project" in tables:
         package = tomllib.loads((ROOT / "examples/own_policy/pyproject.toml").read_text())
         assert tables["project"].items() <= package["project"].items()
