@@ -20,6 +20,7 @@ import wattfleet.core.planning
 import wattfleet.flower
 import wattfleet.serving
 from coordinator.budgets.site_file import read_site_file
+from edge_agent.devices.host import HOST_FILE, parse_host_file
 from tests.fakes.documented_commands import PAGES, ROOT, Block, blocks, blocks_of_page, calls
 from wattfleet.common import cli
 
