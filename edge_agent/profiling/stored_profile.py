@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.device import Device
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE, WORKLOAD_FILE, WORKLOADS_DIRECTORY
-from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, read_header
+from edge_agent.profiling.journal import Journal, JournalError, read_header
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.mode_measurement import ExcludedModes
 from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file, require_own_folder
 from wattfleet.common.parsing import parse_json
-from wattfleet.core.choosing import Front, KnownModes, ProfilingMethod, predicted_front
+from wattfleet.core.choosing import Front, KnownModes, predicted_front
 from wattfleet.core.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.core.modes import BatchArray, PowerMode, Profile, Workload, WorkloadFacts
+from wattfleet.core.modes import BatchArray, JournalHeader, PowerMode, Profile, ProfilingMethod, Workload, WorkloadFacts
 from wattfleet.core.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
 
 _log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from edge_agent.learning.online_learner import Observed, OnlineLearner, most_mod
 from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer, UnusableReferenceError
 from edge_agent.paths import PREDICTOR_DIRECTORY
-from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, JournalledRound
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.mode_measurement import DEFAULT_LIMITS, ExcludedModes
 from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
@@ -45,7 +45,17 @@ from tests.fakes.short_forms import first
 from wattfleet.common.child_process import lower_priority, python_process
 from wattfleet.core.choosing import SamplingSettings, spread_modes
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
+from wattfleet.core.modes import (
+    Discarded,
+    JournalHeader,
+    JournalledRound,
+    PowerMode,
+    Profile,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+    modes_to_array,
+)
 from wattfleet.core.prediction import DriftRule, pack_artefact, read_artefact, restore_predictor, warmup_s
 
 # --- Fitting ----------------------------------------------------------------------------------------------------------

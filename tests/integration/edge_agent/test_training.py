@@ -17,7 +17,7 @@ from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.learning.online_learner import Observed
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.training import PowerNotReadError, TrainingRunner
@@ -25,7 +25,7 @@ from edge_agent.workloads.loading import StepTimes
 from tests.fakes.boards import MODE, OTHER, PARKED, RealTimeBoard, Trained
 from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson, open_sysfs
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode, modes_to_array
+from wattfleet.core.modes import JournalHeader, PowerMode, modes_to_array
 
 # --- Training ---------------------------------------------------------------------------------------------------------
 # One round's training on a device: the mode in force, the observation, and parking whatever happens.

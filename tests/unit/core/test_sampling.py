@@ -18,7 +18,6 @@ from wattfleet.core.choosing import (
     BoardFigures,
     KnownModes,
     MethodLoss,
-    ProfilingMethod,
     SamplingSettings,
     WorkloadChanges,
     descending_modes,
@@ -30,7 +29,7 @@ from wattfleet.core.choosing import (
 from wattfleet.core.choosing import compare_methods as compare
 from wattfleet.core.choosing.choice import TIE
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import BOARDS, ModeArray, ModeSpace, Profile
+from wattfleet.core.modes import BOARDS, ModeArray, ModeSpace, Profile, ProfilingMethod
 from wattfleet.core.prediction import Prediction
 
 # --- Sampling ---------------------------------------------------------------------------------------------------------

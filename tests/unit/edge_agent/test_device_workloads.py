@@ -18,13 +18,21 @@ from hypothesis import strategies as st
 from edge_agent.devices.device import Provenance
 from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import PROFILE_FILE, WORKLOAD_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader, JournalledRound
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.stored_profile import WorkloadFolders, chosen_workload, folder_name, read_profile
 from edge_agent.settings import WorkloadSettings
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH, BatchOptions, PowerMode, Workload, WorkloadFacts
+from wattfleet.core.modes import (
+    ASSUMED_MINIBATCHES_PER_EPOCH,
+    BatchOptions,
+    JournalHeader,
+    JournalledRound,
+    PowerMode,
+    Workload,
+    WorkloadFacts,
+)
 from wattfleet_proto.limits import MAX_MINIBATCHES_PER_EPOCH
 
 # --- Device workloads -------------------------------------------------------------------------------------------------

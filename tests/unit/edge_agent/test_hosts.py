@@ -15,7 +15,7 @@ from edge_agent.devices.meters import power_now_mw
 from edge_agent.devices.nvml import GpuLimitError, Nvml
 from edge_agent.devices.selection import folder_of_device
 from edge_agent.devices.sysfs import mode_argument, presets_of
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.training.mode_change import DeviceBusyError, KnobBackup, backed_up, has_backup
 from tests.fakes.faked_host import (
@@ -31,7 +31,7 @@ from tests.fakes.faked_jetson import CPU
 from tests.fakes.faked_nvml import FakeGpu, FakeNvml
 from wattfleet.common.clock import SystemClock, VirtualClock
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import ModeArray, array_to_modes
+from wattfleet.core.modes import JournalHeader, ModeArray, array_to_modes
 
 STEP_S = 0.25
 

@@ -21,7 +21,7 @@ from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import parse_mode
 from edge_agent.diagnosis import host_findings, jetson_findings
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader, ModeRecord, keep_apart
+from edge_agent.profiling.journal import Journal, keep_apart
 from edge_agent.training.mode_change import apply_with_backup, backed_up
 from tests.fakes.faked_jetson import (
     AGX_ORIN_JP6,
@@ -47,7 +47,7 @@ from tests.fakes.faked_jetson import (
 from wattfleet.common.clock import VirtualClock
 from wattfleet.common.programs import ProgramResult
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode
+from wattfleet.core.modes import JournalHeader, ModeRecord, PowerMode
 
 UNIT = Path(edge_agent.__file__).parent / "systemd/wattfleet-agent.service"
 

@@ -24,7 +24,6 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.diagnosis import samples
 from edge_agent.exporter import AgentCollector, AgentFigures, DeviceFacts, noted
 from edge_agent.paths import SESSION_FILE
-from edge_agent.profiling.journal import Discarded, JournalledRound, ModeRecord, Renewal, to_line
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.stored_profile import WorkloadFolders
 from edge_agent.session.status import SessionNews
@@ -36,7 +35,16 @@ from tests.fakes.prometheus import DocumentedMetric, documented_metrics_of_agent
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.common.clock import VirtualClock
 from wattfleet.core.duties import KeptDuty
-from wattfleet.core.modes import PowerMode, Workload, array_to_modes
+from wattfleet.core.modes import (
+    Discarded,
+    JournalledRound,
+    ModeRecord,
+    PowerMode,
+    Renewal,
+    Workload,
+    array_to_modes,
+    to_line,
+)
 from wattfleet_proto.device_state import DeviceState
 
 # --- `status` ---------------------------------------------------------------------------------------------------------
