@@ -24,6 +24,7 @@ from edge_agent.devices.jetson.board import (
     identify,
     is_jetson,
     read_conditions,
+    read_throttle_alerts,
     read_throttle_counters,
     read_zones,
     sign_of_hidden_jetson,
@@ -581,8 +582,16 @@ def _zones(tree: Tree) -> Finding:
 def _throttling(tree: Tree) -> Finding:
     try:
         counters = read_throttle_counters(tree)
+        alerts = {} if counters else read_throttle_alerts(tree)
     except (OSError, ValueError):
         return limited("throttling", "a counter cannot be read", "check `dmesg` for soctherm errors")
+    if alerts:
+        in_force = [name for name, state in alerts.items() if state > 0]
+        if not in_force:
+            return fine("throttling", f"no alert in force ({', '.join(alerts)})")
+        return limited(
+            "throttling", f"in force now: {', '.join(in_force)}", "cool the board, or use a stronger power supply"
+        )
     if not counters:
         return limited(
             "throttling",

@@ -103,6 +103,17 @@ def test_a_kernel_without_the_gpu_driver_is_told_its_name(tmp_path):
     assert "modprobe nvgpu" in gpu.advice and "debugfs" not in gpu.advice
 
 
+def test_thors_throttle_alerts_count_as_events_once_they_begin(tmp_path):
+    tree = FakedJetson(tmp_path, THOR_T5000)
+    device = open_sysfs(tree)
+    assert device.conditions().throttle_events == 0
+    assert findings(tree)["throttling"].found == "no alert in force (cpu-throttle-alert, gpu-throttle-alert)"
+    tree.put("/sys/class/thermal/cooling_device2/cur_state", 1)
+    assert device.conditions().throttle_events == 1
+    found = findings(tree)["throttling"]
+    assert (found.level, found.found) == ("limited", "in force now: gpu-throttle-alert")
+
+
 def test_a_fan_of_thor_that_its_owner_had_off_runs_while_measuring(tmp_path):
     tree = FakedJetson(tmp_path, replace(THOR_T5000, fan_enable=0))
     tree.fan_service_runs = False
