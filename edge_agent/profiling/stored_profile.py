@@ -211,7 +211,7 @@ def chosen_workload(state_directory: Path, workload: str | None = None) -> Store
 
     Args:
         state_directory: the agent's state directory.
-        workload: the workload's name; None if there is only one.
+        workload: the workload's name; None if there is only one, or only one of which a mode is measured.
 
     Raises:
         InvalidInputError: there is no such workload, or there are several and none was named.
@@ -224,6 +224,9 @@ def chosen_workload(state_directory: Path, workload: str | None = None) -> Store
             " first, or pass the agent's own directory as --state-dir"
         )
     if workload is None:
+        # A profile that failed before its first mode leaves a workload without a predictor.
+        if len(fitted := [each for each in stored if (each.folder / PREDICTOR_DIRECTORY).exists()]) == 1:
+            return fitted[0]
         if len(stored) > 1:
             raise InvalidInputError(f"{state_directory}: holds several workloads; pass one as --workload: {names}")
         return stored[0]

@@ -374,6 +374,17 @@ def test_several_workloads_have_to_be_named(tmp_path: Path) -> None:
         chosen_workload(tmp_path, "c")
 
 
+def test_a_workload_of_which_nothing_is_measured_is_not_chosen(tmp_path: Path) -> None:
+    folders = WorkloadFolders(tmp_path)
+    for name in ("measured", "failed"):
+        folders.prepare(known_named(name))
+    (chosen_workload(tmp_path, "measured").folder / "predictor").mkdir()
+    assert chosen_workload(tmp_path).name == "measured"
+    (chosen_workload(tmp_path, "failed").folder / "predictor").mkdir()
+    with pytest.raises(InvalidInputError, match="several workloads"):
+        chosen_workload(tmp_path)
+
+
 def test_another_batch_is_another_point_of_the_same_journal(tmp_path: Path) -> None:
     path = tmp_path / PROFILE_FILE
     with Journal.open(path, header()) as journal:
