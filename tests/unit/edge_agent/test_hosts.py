@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from edge_agent.devices.selection import folder_of_device
 from edge_agent.devices.sysfs import mode_argument, presets_of
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.profiler import Profiler
+from edge_agent.runtime.readiness import parked_mode
+from edge_agent.selftest import WORKS, result_of, selftest
 from edge_agent.training.mode_change import DeviceBusyError, KnobBackup, backed_up, has_backup
 from tests.fakes.faked_host import (
     PI_KHZ,
@@ -374,6 +377,21 @@ def test_a_machine_is_checked_profiled_set_and_restored(run, machine, as_device,
         records = list(Profiler(device).profile(modes, step, journal))
     assert [record.mode for record in records] == modes and seen == set(modes)
     assert settings() == before
+
+
+def test_an_owner_can_try_every_knob(machine, tmp_path):
+    device, settings = machine
+    before = settings()
+    if device.file.modes == "cpu":
+        device.activity = lambda: Activity(2e3 + device.current_mode().cores * device.current_mode().cpu_khz / 1e3)
+    found = list(selftest(in_virtual_time(device), tmp_path / "device", 600, lambda cores: nullcontext()))
+    assert result_of(found) == WORKS, found
+    assert settings() == before
+
+
+def test_a_machine_is_parked_in_its_lowest_mode(machine):
+    device, _ = machine
+    assert parked_mode(device) == array_to_modes(device.modes)[0]
 
 
 def test_a_limit_is_applied_by_its_watts(run, as_device, tmp_path):
