@@ -34,7 +34,7 @@ TIMEOUT_S = 3.0
 """Time limit of one reading, s."""
 MAX_BYTES = 256 * 1024
 """Limit on the size of an answer."""
-MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 15.0
+MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 5.0
 _MIN_W, _MAX_W = 0.1, 20_000.0
 """No machine that trains draws less or more."""
 _MAX_SHOWN = 80
@@ -333,7 +333,7 @@ class PrometheusMeter(ExternalMeter):
     """
 
     period_s = 5.0
-    _OLDEST_S = 30
+    _OLDEST_S = 10
     """The oldest sample that the server answers from, s."""
 
     def __init__(self, where: str) -> None:
@@ -358,7 +358,8 @@ class PrometheusMeter(ExternalMeter):
         try:
             kind, result = answer["data"]["resultType"], answer["data"]["result"]
             if kind == "vector" and len(result) != 1:
-                what = f"{len(result)} series: select one" if result else f"no sample of the last {self._OLDEST_S} s"
+                old = f"no sample of the last {self._OLDEST_S} s: let Prometheus scrape it every few seconds"
+                what = f"{len(result)} series: select one" if result else old
                 raise MeterError(f"{self._query!r} returns {what}")
             if kind not in ("vector", "scalar"):
                 raise MeterError(f"{self._query!r} returns a {_excerpt(str(kind))}, not one series or a scalar")

@@ -529,6 +529,7 @@ def _use_between(earlier: tuple[int, int] | None, now: tuple[int, int] | None) -
 
 # --- Host -------------------------------------------------------------------------------------------------------------
 
+_LONGEST_INTERVAL_S = 1.0
 # The zones that measure the chip: x86, Raspberry Pi, and other ARM boards.
 _ON_CHIP = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal", "soc_thermal")
 
@@ -671,7 +672,8 @@ class HostDevice(PhysicalBoard):
 
     def start_meter(self) -> PolledMeter:
         """Start sampling power; without a power source, every sample is missing."""
-        interval_s = max(INTERVAL_S, self._polled.period_s) if self._polled else INTERVAL_S
+        # A longer interval would look like a meter that has failed; then a value is repeated until there is a new one.
+        interval_s = min(self._polled.period_s, _LONGEST_INTERVAL_S) if self._polled else INTERVAL_S
         return PolledMeter(self._power_reader(), self._clock, interval_s)
 
     def _power_reader(self) -> Callable[[], float]:

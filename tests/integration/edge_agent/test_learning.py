@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 import reference_models
-from edge_agent.devices.device import KnobNotReachedError
-from edge_agent.devices.host import PhysicalBoard
+from edge_agent.devices.device import Activity, KnobNotReachedError
+from edge_agent.devices.host import HostDevice, PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process
@@ -40,6 +40,8 @@ from edge_agent.training.training import TrainingRunner
 from edge_agent.workloads.loading import StepTimes
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.boards import MODE, PARKED, RealTimeBoard, Trained
+from tests.fakes.faked_host import FakedPi, in_virtual_time, open_pi, open_workstation
+from tests.fakes.faked_nvml import FakeGpu, FakeNvml
 from tests.fakes.running_agent import BoardThatBecomesSlower
 from tests.fakes.short_forms import first
 from wattfleet.common.child_process import lower_priority, python_process
@@ -661,3 +663,41 @@ def test_what_is_estimated_is_known_as_such_after_a_restart() -> None:
     assert again == known and again.is_length_estimated
     with pytest.raises(TypeError, match="is_length_estimated is not true or false"):
         KnownWorkload.from_content({**known.content(), "is_length_estimated": 1})
+
+
+# --- Hosts ------------------------------------------------------------------------------------------------------------
+# A workstation and a Raspberry Pi prepare like a board: they measure modes, learn, and report a front with them.
+
+
+def opened_workstation(folder: Path) -> HostDevice:
+    gpu = FakeGpu(power_mw=1_000_000)  # it draws its whole limit
+    return open_workstation(folder, FakeNvml(gpu))
+
+
+def opened_pi(folder: Path) -> HostDevice:
+    return open_pi(FakedPi(folder))
+
+
+@pytest.mark.parametrize("opened", [opened_workstation, opened_pi])
+def test_a_host_measures_learns_and_reports_a_front(tmp_path: Path, opened: Callable[[Path], HostDevice]) -> None:
+    device = in_virtual_time(opened(tmp_path / "root"))
+
+    def speed(mode: PowerMode) -> float:
+        return mode.cores * mode.cpu_khz * mode.gpu_hz / 1e15
+
+    def step() -> None:
+        device.clock.sleep_s(0.5 / speed(device.current_mode()) ** 0.5)
+
+    if device.nvml is None:
+        device.activity = lambda: Activity(2e3 + 1e2 * speed(device.current_mode()))
+    settings = agent_settings(tmp_path / "state", "bench", minibatches_per_epoch=PER_EPOCH, modes_first=6)
+    ready = prepare_device(
+        settings, device, built_in_workload(step), [REFERENCE], 20, lambda progress: None, threading.Event()
+    )
+    (report,) = ready.due_fronts()
+    assert ready.workloads.profiled_modes == report.profiled_modes == 6
+    front, _ = ready.workloads.learner(UNNAMED).predicted_front()
+    offered = set(array_to_modes(device.modes))
+    assert len(front.modes) > 1 and set(array_to_modes(front.modes)) <= offered
+    assert device.current_mode() == ready.parked == array_to_modes(device.modes)[0]
+    ready.workloads.close()

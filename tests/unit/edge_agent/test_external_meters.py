@@ -127,7 +127,7 @@ def test_a_prometheus_query_is_passed_as_written_and_answers_from_recent_samples
     query = 'avg(socket_watts{name="pi"}) + 1?'
     assert parse_meter(f"prometheus:http://{meters.host}?{query}").read_w() == 38.25
     asked = urllib.parse.parse_qs(urllib.parse.urlsplit(meters.asked[0]).query)
-    assert asked["query"] == [query] and asked["lookback_delta"] == ["30s"]
+    assert asked["query"] == [query] and asked["lookback_delta"] == ["10s"]
     meters.answers["/api/v1/query"] = {"status": "success", "data": {"resultType": "scalar", "result": [1, "5"]}}
     assert parse_meter(f"prometheus:http://{meters.host}?5").read_w() == 5
 
@@ -135,7 +135,7 @@ def test_a_prometheus_query_is_passed_as_written_and_answers_from_recent_samples
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (vector(), "no sample of the last 30 s"),
+        (vector(), "no sample of the last 10 s"),
         (vector("1", "2"), "2 series: select one"),
         ({"status": "success", "data": {"resultType": "matrix", "result": []}}, "'matrix'"),
         ({"status": "error", "error": "parse error"}, "not answer like Prometheus"),

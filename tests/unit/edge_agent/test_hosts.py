@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from edge_agent.devices.device import Activity, KnobNotReachedError, ModeNotAppliedError, PowerTrace
+from edge_agent.devices.device import Activity, KnobNotReachedError, ModeNotAppliedError
 from edge_agent.devices.external_meters import MeterError
 from edge_agent.devices.host import HOST_FILE, HostDevice, HostFile, parse_host_file
 from edge_agent.devices.meters import power_now_mw
@@ -25,6 +25,7 @@ from tests.fakes.faked_host import (
     PI_KHZ,
     FakedPi,
     FixedMeter,
+    in_virtual_time,
     open_pi,
     open_workstation,
     workstation_tree,
@@ -63,7 +64,7 @@ def test_without_a_file_a_machine_is_never_changed(tmp_path):
         ("[host]\nmeter = 'shelly:a b'", "no host"),
         ("[host]\nmeter = 'prometheus:http://localhost:9090'", "write a server and a query"),
         ("[host]\nmeter = 'command:watts \"'", "closing quotation"),
-        ("[host]\nperiod_s = 60", "period_s has to be from 0.2 to 15 s"),
+        ("[host]\nperiod_s = 60", "period_s has to be from 0.2 to 5 s"),
         ("[host]\nrest_w = -5", "rest_w has to be a number above 0"),
         ("[host]\nrest_w = nan", "rest_w has to be a number above 0"),
         ("[host]\nidle_w = true\nbusy_w = 9", "idle_w has to be a number"),
@@ -268,7 +269,10 @@ def test_a_meter_of_the_file_replaces_the_built_in_ones_and_what_it_misses_is_ad
     assert device.basis == device.power_statement and device.provenance == "hardware"
 
 
-@pytest.mark.parametrize(("file", "interval_s"), [("", 0.2), ('meter = "tasmota:h"\nperiod_s = 1.5', 1.5)])
+@pytest.mark.parametrize(
+    ("file", "interval_s"),
+    [("", 0.2), ('meter = "tasmota:h"\nperiod_s = 0.5', 0.5), ('meter = "shelly:h"\nperiod_s = 5', 1.0)],
+)
 def test_a_meter_is_sampled_in_its_own_period(tmp_path, monkeypatch, file, interval_s):
     seen = []
     monkeypatch.setattr("edge_agent.devices.host.PolledMeter", lambda read, clock, every_s: seen.append(every_s))
@@ -306,23 +310,6 @@ def test_stated_watts_follow_the_use_and_the_mode_and_are_labelled(tmp_path):
 
 
 # --- The commands -----------------------------------------------------------------------------------------------------
-
-
-def in_virtual_time(device):
-    """Let the device's meter sample in virtual time, without a thread."""
-
-    class Meter:
-        def __init__(self):
-            self.begin_s = device.clock.now_s()
-
-        def read(self):
-            at_s = np.arange(self.begin_s, device.clock.now_s() + 1e-9, 0.2)
-            return PowerTrace(at_s, np.full(len(at_s), device.activity().power_mw))
-
-        stop = read
-
-    device.start_meter = Meter
-    return device
 
 
 def header_of(device):
