@@ -247,7 +247,7 @@ def test_prediction_stands_beside_observation(agent, profiled_state, as_device):
 @pytest.mark.usefixtures("no_waiting")
 def test_the_prediction_of_one_of_several_workloads_is_shown(agent, profiled_state, as_device, tmp_path):
     state = shutil.copytree(profiled_state, tmp_path / "state")
-    WorkloadFolders(state).prepare(KnownWorkload(Workload("other")))
+    (WorkloadFolders(state).prepare(KnownWorkload(Workload("other"))) / "predictor").mkdir()
     as_device(open_virtual_board(PROFILED, seed=0))
     command = ("watch", "--seconds", 0, "--json", "--state-dir", state)
     (unnamed,) = lines(agent(*command))
