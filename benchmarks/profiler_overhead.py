@@ -23,12 +23,12 @@ import numpy as np
 from edge_agent.devices.device import Activity, Knobs, Provenance
 from edge_agent.devices.host import PhysicalBoard
 from edge_agent.devices.meters import PolledMeter
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSettings
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.workloads.loading import StepTimes
 from wattfleet.common.clock import SystemClock
-from wattfleet.core.modes import ModeArray, PowerMode, modes_to_array
+from wattfleet.core.modes import JournalHeader, ModeArray, PowerMode, modes_to_array
 from wattfleet_proto.device_state import BoardSample
 
 _MODE = PowerMode(1, 1_000_000, 1_000_000_000, 1_000_000_000)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edge_agent.devices.device import Device, ModeNotAppliedError
-from edge_agent.devices.host import HostDevice
+from edge_agent.devices.host import HOST_FILE, HostDevice
 from edge_agent.devices.jetson.board import (
     HIDDEN_DEVICE_TREE,
     BoardPower,
@@ -24,6 +24,7 @@ from edge_agent.devices.jetson.board import (
     identify,
     is_jetson,
     read_conditions,
+    read_throttle_alerts,
     read_throttle_counters,
     read_zones,
     sign_of_hidden_jetson,
@@ -108,23 +109,39 @@ def failing(topic: str, found: str, advice: str) -> Finding:
 
 
 def host_findings(device: HostDevice) -> Iterator[Finding]:
-    """Check a machine without power modes; many have no power meter and therefore join no rounds."""
+    """Check a machine that is no Jetson; many have no power meter and therefore join no rounds."""
     mode = device.current_mode().label()
-    if device.is_jetson:
+    if device.has_modes:
+        name = f"{device.board_kind} ({device.provenance}), {len(device.modes):,} modes by {device.file.modes}"
+        yield fine("device", f"{name}, mode {mode}")
+        if (refused := device.may_set()) is not None:
+            what, _, remedy = refused.rpartition("; ")
+            yield failing("permission", what or remedy, remedy)
+        else:
+            yield fine("permission", "its modes can be set")
+    elif device.is_jetson:
         yield limited("device", f"host: this is a Jetson, used without its power modes, in {mode}", _AS_JETSON)
     else:
         yield limited(
             "device",
             f"host: not a Jetson, so its only mode is {mode}, which is never changed",
-            "with a power meter, it can be measured and join rounds; on a Jetson, `--device auto` finds the power"
-            " modes",
+            f"with a power meter, it can be measured and join rounds. {_modes_advice(device)}",
         )
     if not (device.has_power_meter or device.power_is_refused):
         yield absent("power", device.power_statement, _power_advice(device))
-    elif math.isnan(power_now_mw(device)):
-        yield failing("power", device.power_statement, _power_advice(device))
+    elif math.isnan(power_mw := power_now_mw(device)):
+        problem = device.meter_problem
+        found = f"{device.power_statement}: {problem}" if problem else device.power_statement
+        yield failing("power", found, _power_advice(device))
+    elif device.file.is_stated:
+        yield limited(
+            "power",
+            f"{device.power_statement}; {power_mw / 1e3:.1f} W now",
+            "its predictions and plans are labelled `stated`; a meter makes them measured (docs/devices.md)",
+        )
     else:
-        yield fine("power", device.power_statement)
+        yield fine("power", f"{device.power_statement}: {power_mw / 1e3:.1f} W now")
+    yield from _gpu_findings(device)
     conditions = device.conditions()
     if conditions.temperature_c is None:
         yield limited(
@@ -143,16 +160,45 @@ def host_findings(device: HostDevice) -> Iterator[Finding]:
 _AS_JETSON = "pass --device auto, which sets power modes and reads the power monitor; NVML reports no Jetson's power"
 
 
+def _gpu_findings(device: HostDevice) -> Iterator[Finding]:
+    """Check what else uses the GPUs of a machine, and whether their driver keeps a limit."""
+    if device.nvml is None:
+        return
+    names = ", ".join(dict.fromkeys(device.nvml.names))
+    if others := device.nvml.shared_with():
+        yield limited(
+            "GPU",
+            f"{names}: also used by {' and '.join(others)}",
+            "power is measured as it is, theirs included; stop them while modes are measured",
+        )
+    else:
+        yield fine("GPU", f"{names}: used by nothing else")
+    if device.file.modes == "gpu-power" and not device.nvml.keeps_limits():
+        yield limited(
+            "GPU driver",
+            "its persistence mode is off, so a limit set by `apply` is lost when nothing uses the GPU",
+            "run `nvidia-smi -pm 1`; the agent itself keeps the driver loaded",
+        )
+
+
+def _modes_advice(device: HostDevice) -> str:
+    """Return how an owner lets the modes of a machine be set."""
+    setting = "gpu-power" if device.nvml else "cpu"
+    return f'To let the agent set its modes, write `[host]` and `modes = "{setting}"` to {HOST_FILE} (docs/devices.md)'
+
+
 def _power_advice(device: HostDevice) -> str:
     if device.is_jetson:
         return _AS_JETSON
+    if device.meter_problem is not None:
+        return f"check the meter, and `meter` in {HOST_FILE}"
     if device.power_is_refused:
         return "run this as root: `sudo wattfleet agent doctor`"
     if device.has_power_meter:
         return "check `dmesg` and `nvidia-smi` for driver errors"
     return (
-        "for an NVIDIA GPU, install its driver and `pip install 'wattfleet[nvml]'`; a simulated board"
-        " (--device simulated:<kind>) needs no meter"
+        f"for an NVIDIA GPU, install its driver and `pip install 'wattfleet[nvml]'`; otherwise, name a meter or state"
+        f" the watts in {HOST_FILE} (docs/devices.md). A simulated board (--device simulated:<kind>) needs neither"
     )
 
 
@@ -536,8 +582,16 @@ def _zones(tree: Tree) -> Finding:
 def _throttling(tree: Tree) -> Finding:
     try:
         counters = read_throttle_counters(tree)
+        alerts = {} if counters else read_throttle_alerts(tree)
     except (OSError, ValueError):
         return limited("throttling", "a counter cannot be read", "check `dmesg` for soctherm errors")
+    if alerts:
+        in_force = [name for name, state in alerts.items() if state > 0]
+        if not in_force:
+            return fine("throttling", f"no alert in force ({', '.join(alerts)})")
+        return limited(
+            "throttling", f"in force now: {', '.join(in_force)}", "cool the board, or use a stronger power supply"
+        )
     if not counters:
         return limited(
             "throttling",

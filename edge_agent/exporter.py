@@ -86,7 +86,7 @@ class DeviceFacts:
     Attributes:
         device_id: the device's name in the fleet.
         board: its kind of board.
-        provenance: whether its figures are simulated, replayed or measured on hardware.
+        provenance: whether its figures are simulated, replayed, measured on hardware, or its watts stated.
     """
 
     device_id: str

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_agent.devices.device import Device, Knobs, require_in_force
+from edge_agent.devices.host import HostDevice
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.diagnosis import Finding, failing, fine, limited
 from edge_agent.profiling.mode_measurement import DEFAULT_LIMITS
@@ -24,8 +25,8 @@ from wattfleet.core.modes import PowerMode, array_to_modes, nearest_mode
 
 SETTLE_S, SAMPLE_S = 2.0, 3.0
 """How long a mode is held before its power is sampled, and while it is, s."""
-_LEAST_W, _MOST_W = 0.3, 250.0
-"""No Jetson draws less or more."""
+_LEAST_W, _MOST_W, _MOST_OF_A_HOST_W = 0.3, 250.0, 20_000.0
+"""No Jetson, and no other machine, draws less or more."""
 _NOISE = 0.05
 """Share by which the power of the same mode may differ."""
 
@@ -160,7 +161,7 @@ def busy_cores(cores: int) -> Iterator[None]:
 
 def load_of(device: Device) -> Callable[[int], AbstractContextManager[None]]:
     """Return what keeps a board busy during the test: its cores, or nothing if it is virtual."""
-    return busy_cores if device.provenance == "hardware" else lambda cores: nullcontext()
+    return busy_cores if device.provenance in ("hardware", "stated") else lambda cores: nullcontext()
 
 
 def report_row(device: Device, version: str, findings: Sequence[Finding]) -> str:
@@ -214,11 +215,16 @@ def _tried(name: str, values: str, test: _Test, *modes: PowerMode) -> Finding:
 
 def _power(test: _Test, lowest: PowerMode, highest: PowerMode) -> Iterator[Finding]:
     watts = list(test.watts.values())
+    host = test.device if isinstance(test.device, HostDevice) else None
+    most_w = _MOST_W if host is None else _MOST_OF_A_HOST_W
     if not watts or any(map(math.isnan, watts)):
         yield failing("power", "cannot be read", "run `wattfleet agent doctor` for the reason")
-    elif not all(_LEAST_W < each < _MOST_W for each in watts):
-        found = f"{min(watts):.1f} to {max(watts):.1f} W is not what a Jetson draws"
-        yield failing("power", found, f"check the rails in `wattfleet agent doctor`, and {_REPORT}")
+    elif not all(_LEAST_W < each < most_w for each in watts):
+        found = f"{min(watts):.1f} to {max(watts):.1f} W is not what a {'machine' if host else 'Jetson'} draws"
+        yield failing("power", found, f"check what is measured in `wattfleet agent doctor`, and {_REPORT}")
+    elif host is not None and (host.file.modes == "gpu-power" or host.file.is_stated):
+        why = "stated, not measured" if host.file.is_stated else "its GPUs are not used by the test"
+        yield fine("power", f"{min(watts):.1f} to {max(watts):.1f} W; {why}, so it need not follow the modes")
     elif lowest in test.watts and highest in test.watts:
         low_w, high_w = test.watts[lowest], test.watts[highest]
         found = f"{low_w:.1f} W in the lowest mode, {high_w:.1f} W in the highest, with all cores busy"

@@ -181,3 +181,6 @@ class _Trained:
 
     def training_was_too_short(self, minibatches: float) -> NoReturn:
         raise AssertionError("no mode is measured here")
+
+    def knob_was_not_reached(self, mode: object, error: object) -> NoReturn:
+        raise AssertionError("simulated boards reach every mode")

@@ -203,7 +203,7 @@ class DeviceRecord:
     Attributes:
         device_id: its name.
         board: kind of board.
-        provenance: simulated, replayed or hardware.
+        provenance: simulated, replayed, hardware or stated.
         mode_count: size of its mode space.
         state: what it is doing.
         profiled_modes: the number of measured modes.

@@ -352,7 +352,7 @@ def _print_advice(content: dict[str, Any]) -> None:
 
 
 def _arguments(row: dict[str, Any]) -> str:
-    from wattfleet.core.choosing import ProfilingMethod
+    from wattfleet.core.modes import ProfilingMethod
 
     by_method = {
         ProfilingMethod.TRANSFER: f" --modes {row['modes']}",

@@ -29,9 +29,9 @@ from edge_agent.cli.options import (
 )
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
 from wattfleet.common.console import MODE_LEGEND, print_json, terminal
-from wattfleet.core.choosing import ProfilingMethod, WorkloadChanges
+from wattfleet.core.choosing import WorkloadChanges
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import LARGEST_COUNT
+from wattfleet.core.modes import LARGEST_COUNT, ProfilingMethod
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device

@@ -15,8 +15,8 @@ from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.modes import ModeArray, PowerMode, Workload
 from wattfleet_proto.device_state import BoardSample
 
-Provenance = Literal["simulated", "replayed", "hardware"]
-"""The source of a figure; every report states it."""
+Provenance = Literal["simulated", "replayed", "hardware", "stated"]
+"""The source of a figure; every report states it. With `stated`, times are measured, and an owner states the watts."""
 
 
 class ModeNotAppliedError(WattfleetError):

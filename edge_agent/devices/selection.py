@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_agent.devices.device import Device
-from edge_agent.devices.host import HostDevice
+from edge_agent.devices.host import HostDevice, read_host_file
 from edge_agent.devices.jetson.board import is_jetson, sign_of_hidden_jetson
 from edge_agent.devices.jetson.description import open_described
 from edge_agent.devices.jtop import open_jtop
-from edge_agent.devices.meters import open_nvml
+from edge_agent.devices.nvml import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
@@ -75,9 +75,9 @@ def is_virtual(spec: str) -> bool:
 def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHINE) -> Path:
     """Return the folder for a device's lock and the backup of its settings; the device need not be open.
 
-    A Jetson has one folder, wherever its agents keep their state, so that two agents exclude each other. For a virtual
-    board, and for a host or a description, which are never set, the folder is in the state directory and does not need
-    root.
+    A Jetson has one folder, wherever its agents keep their state, so that two agents exclude each other, and so has a
+    host whose file says that its modes are set. For a virtual board, and for a description or another host, which are
+    never set, the folder is in the state directory and does not need root.
 
     Args:
         spec: the device, as for `open_device`.
@@ -85,10 +85,11 @@ def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHIN
         root: root of this machine's files.
 
     Raises:
-        InvalidInputError: the device is unknown.
+        InvalidInputError: the device is unknown, or the host's file cannot be used.
     """
     spec = _resolved(spec, root)
-    if is_virtual(spec) or spec == "host" or spec.startswith("description:"):
+    is_fixed = spec == "host" and read_host_file(Tree(root)).modes == "fixed"
+    if is_virtual(spec) or is_fixed or spec.startswith("description:"):
         return device_folder(state_directory)
     kind, _, folder = spec.partition(":")
     board_root = Path(folder) if kind == "sysfs" and folder else root

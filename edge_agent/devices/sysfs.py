@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from edge_agent.devices.device import Activity, Device, KnobNotReachedError, Knobs, ModeNotAppliedError, Provenance
-from edge_agent.devices.host import PhysicalBoard
+from edge_agent.devices.host import HostDevice, PhysicalBoard
 from edge_agent.devices.jetson.board import (
     TPC_MASK,
     BoardPower,
@@ -443,9 +443,10 @@ def mode_argument(mode: PowerMode) -> str:
 def presets_of(device: Device) -> Mapping[str, PowerMode]:
     """Return the named modes of a device.
 
-    A Jetson has the modes of NVIDIA's configuration, a simulated board the modes shipped for its kind.
+    A Jetson has the modes of NVIDIA's configuration, a host its GPUs' power limits, and a simulated board the modes
+    shipped for its kind.
     """
-    if isinstance(device, SysfsDevice):
+    if isinstance(device, (SysfsDevice, HostDevice)):
         return device.presets
     known = BOARDS.get(device.board_kind)
     if known is None:

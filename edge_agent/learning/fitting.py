@@ -11,12 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.learning.transfer import Transfer
-from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.stored_profile import own_batch, own_rows
 from wattfleet.core.choosing import Front, SamplingSettings, next_modes, predicted_front
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import ModeArray, PowerMode, Profile, Task, Workload, WorkloadFacts, modes_to_array
+from wattfleet.core.modes import (
+    JournalHeader,
+    ModeArray,
+    PowerMode,
+    Profile,
+    Task,
+    Workload,
+    WorkloadFacts,
+    modes_to_array,
+)
 from wattfleet.core.prediction import Artefact, Prediction, Predictor
 
 # --- Fitted modes -----------------------------------------------------------------------------------------------------

@@ -14,15 +14,22 @@ from edge_agent.learning.online_learner import most_modes
 from edge_agent.learning.profiling_plan import ProfilingProgress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, ModeRecord, keep_apart, require_same_device
+from edge_agent.profiling.journal import Journal, keep_apart, require_same_device
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.profiling.stored_profile import WorkloadFolders
 from wattfleet.common.atomic_files import make_state_folder
-from wattfleet.core.choosing import ProfilingMethod
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import Workload, WorkloadFacts, require_workload_name
+from wattfleet.core.modes import (
+    Discarded,
+    JournalHeader,
+    ModeRecord,
+    ProfilingMethod,
+    Workload,
+    WorkloadFacts,
+    require_workload_name,
+)
 from wattfleet.core.prediction import MIN_MODES, Artefact
 from wattfleet.core.prediction.roofline import BASE_BATCH
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_agent.devices.device import Device
+from edge_agent.devices.device import Device, KnobNotReachedError
 from edge_agent.learning.fitting import Beside, Fitted, FittedModes, Fitting, Mask, OpenFittingTo, alone
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.profiling_plan import BATCH, ProfilingProgress, profile_device
-from edge_agent.profiling.journal import Journal, JournalError, JournalledRound, Renewal, require_above_zero
+from edge_agent.profiling.journal import Journal, JournalError
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.mode_measurement import DEFAULT_SETTINGS, ExcludedModes, measuring_s
 from edge_agent.profiling.profiled_workload import StoppedError
@@ -24,7 +24,19 @@ from edge_agent.profiling.stored_profile import own_rows
 from edge_agent.workloads.loading import OpenSteps
 from wattfleet.core.choosing import POWER_QUANTILE, Front, SamplingSettings
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import BatchOptions, Measurement, ModeArray, PowerMode, Profile, Workload, array_to_modes
+from wattfleet.core.modes import (
+    BatchOptions,
+    Discarded,
+    JournalledRound,
+    Measurement,
+    ModeArray,
+    PowerMode,
+    Profile,
+    Renewal,
+    Workload,
+    array_to_modes,
+    require_above_zero,
+)
 from wattfleet.core.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 from wattfleet_proto.device_state import MAX_PRESETS, PresetPoint
 
@@ -532,6 +544,17 @@ class OnlineLearner:
         The next few trainings of at most this length are observed in their own mode.
         """
         self._short_trainings.note(minibatches)
+
+    def knob_was_not_reached(self, mode: PowerMode, error: KnobNotReachedError) -> None:
+        """Journal that a knob stood at another value when a training's mode was set.
+
+        A value that is missed at every attempt is no longer offered, as with a measurement. A journal that cannot be
+        written is logged: the mode's own error is reported anyway.
+        """
+        try:
+            self._journal.append(Discarded(mode, str(error), 0, 0.0, unreached=error.knob or None))
+        except JournalError as failure:
+            _log.error("%s", failure)
 
     def predicted_minibatch_s(self, mode: PowerMode) -> float:
         """Return the predicted seconds of a minibatch in a mode.

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, Fitting
-from edge_agent.profiling.journal import Journal, MethodRecord, Renewal
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.mode_measurement import ExcludedModes, measuring_s
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.workloads.loading import OpenSteps
@@ -19,7 +19,6 @@ from wattfleet.core.choosing import (
     MEASURED_LOSSES,
     Advice,
     BoardFigures,
-    ProfilingMethod,
     SamplingSettings,
     WorkloadChanges,
     compare_methods,
@@ -29,7 +28,18 @@ from wattfleet.core.choosing import (
 )
 from wattfleet.core.choosing import descending_modes as descending
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import BOARDS, ModeArray, PowerMode, Profile, Task, array_to_modes, modes_to_array
+from wattfleet.core.modes import (
+    BOARDS,
+    MethodRecord,
+    ModeArray,
+    PowerMode,
+    Profile,
+    ProfilingMethod,
+    Renewal,
+    Task,
+    array_to_modes,
+    modes_to_array,
+)
 from wattfleet.core.prediction import Artefact, restore_predictor
 
 # --- Method advice ----------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from edge_agent.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
-from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.stored_profile import FittedDevice
 from reference_models import load, shipped
 from wattfleet.core.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.core.modes import (
     BOARDS,
     FittedWorkload,
+    JournalHeader,
     MeasuredUnit,
     PowerMode,
     Profile,

@@ -10,271 +10,43 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 
-from edge_agent.devices.device import Provenance
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from wattfleet.common.atomic_files import open_regular_file, read_regular_file, require_own_folder, sync_folder
 from wattfleet.common.console import plain_text
 from wattfleet.common.parsing import parse_json, parse_json_object
-from wattfleet.core.choosing import ProfilingMethod
 from wattfleet.core.errors import InvalidInputError, WattfleetError
-from wattfleet.core.modes import JOURNAL_FORMAT, JournalKind, Measurement, PowerMode, modes_to_array
+from wattfleet.core.modes import (
+    JOURNAL_FORMAT,
+    MEASURED,
+    Discarded,
+    JournalHeader,
+    JournalledRound,
+    Measurement,
+    MethodRecord,
+    ModeRecord,
+    PowerMode,
+    ProfilingMethod,
+    Record,
+    Renewal,
+    from_line,
+    modes_to_array,
+    newest_measurements,
+    to_line,
+)
 from wattfleet.core.prediction import first_minibatch_gcycles
 
 _log = logging.getLogger(__name__)
-
-# --- Journal records --------------------------------------------------------------------------------------------------
-# The kinds of records in a journal.
-
-
-def require_batch(batch: int | None) -> None:
-    """Check a batch size; None means that it is not stated.
-
-    Raises:
-        InvalidInputError: the batch size is below 1.
-    """
-    if batch is not None and batch < 1:
-        raise InvalidInputError(f"batch must be a whole number of samples, at least 1, not {batch}")
-
-
-def require_above_zero(**figures: float) -> None:
-    """Check that figures are finite and above 0.
-
-    Raises:
-        InvalidInputError: a figure is not finite, or not above 0.
-    """
-    for name, value in figures.items():
-        if not 0 < value < float("inf"):
-            raise InvalidInputError(f"{name} must be finite and above 0, not {value}")
-
-
-@dataclass(frozen=True)
-class ModeRecord:
-    """A measured mode.
-
-    Attributes:
-        mode: the power mode, read back from the device.
-        minibatch_ms: median time of a minibatch without the first one, ms.
-        power_mw: median board power during training, after it has settled, mW.
-        minibatch_spread: robust standard deviation of a single minibatch's time, as a share.
-        power_spread: the same for a single power sample.
-        minibatches: number of minibatches used for `minibatch_ms`.
-        power_samples: number of samples used for `power_mw`.
-        seconds: time spent measuring, device-clock seconds.
-        fetch_stall_ms: median time that a minibatch waited for its data, ms; None if unknown.
-        compute_ms: median time that it computed, ms; None if unknown.
-        first_minibatch_ms: time of a training's first minibatch, ms; None if it was not measured.
-        batch: samples in a minibatch; None for the header's number.
-
-    Raises:
-        InvalidInputError: the time or the power is not finite and above 0, or another figure is not finite and at least
-            0.
-    """
-
-    mode: PowerMode
-    minibatch_ms: float
-    power_mw: float
-    minibatch_spread: float
-    power_spread: float
-    minibatches: int
-    power_samples: int
-    seconds: float
-    fetch_stall_ms: float | None = None
-    compute_ms: float | None = None
-    first_minibatch_ms: float | None = None
-    batch: int | None = None
-
-    def __post_init__(self) -> None:
-        require_batch(self.batch)
-        require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
-        for name in (
-            "minibatch_spread",
-            "power_spread",
-            "seconds",
-            "fetch_stall_ms",
-            "compute_ms",
-            "first_minibatch_ms",
-        ):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise InvalidInputError(f"{name} must be finite and at least 0, not {value}")
-
-    @property
-    def measurement(self) -> Measurement:
-        """The record as a row of a profile."""
-        return Measurement(self.mode, self.minibatch_ms, self.power_mw, self.batch)
-
-
-@dataclass(frozen=True)
-class Discarded:
-    """A disturbed measurement, which no fit uses.
-
-    Attributes:
-        mode: the power mode.
-        reason: what disturbed it.
-        minibatches: minibatches that were trained for it.
-        seconds: time spent on it, device-clock seconds.
-        overloaded: whether the board got too hot or throttled.
-        unreached: the knob that stood at another value, a field of `PowerMode`; None for any other reason.
-
-    Raises:
-        InvalidInputError: there is no such knob.
-    """
-
-    mode: PowerMode
-    reason: str
-    minibatches: int
-    seconds: float
-    overloaded: bool = False
-    unreached: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.unreached is not None and self.unreached not in PowerMode._fields:
-            raise InvalidInputError(f"unreached must be one of {', '.join(PowerMode._fields)}, not {self.unreached!r}")
-
-    @property
-    def unreached_value(self) -> tuple[str, int] | None:
-        """The knob that stood at another value, and the value that it did not reach; None for any other reason."""
-        return None if self.unreached is None else (self.unreached, getattr(self.mode, self.unreached))
-
-
-@dataclass(frozen=True)
-class JournalledRound:
-    """Time and power of a mode observed in a round.
-
-    Attributes:
-        mode: the power mode.
-        minibatch_ms: mean time of a minibatch, ms, without the first.
-        power_mw: mean board power while training, mW.
-        batch: samples in a minibatch; None for the header's number.
-        first_minibatch_ms: time until the training's first minibatch had ended, ms; None if the app has not reported
-            it.
-
-    Raises:
-        InvalidInputError: a time or the power is not finite and above 0.
-    """
-
-    mode: PowerMode
-    minibatch_ms: float
-    power_mw: float
-    batch: int | None = None
-    first_minibatch_ms: float | None = None
-
-    def __post_init__(self) -> None:
-        require_batch(self.batch)
-        require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
-        if self.first_minibatch_ms is not None and not 0 <= self.first_minibatch_ms < float("inf"):
-            raise InvalidInputError(f"first_minibatch_ms must be finite and at least 0, not {self.first_minibatch_ms}")
-
-    @property
-    def measurement(self) -> Measurement:
-        """The record as a row of a profile."""
-        return Measurement(self.mode, self.minibatch_ms, self.power_mw, self.batch)
-
-
-@dataclass(frozen=True)
-class Renewal:
-    """The board or its workload has changed, so earlier records are no longer valid.
-
-    Attributes:
-        reason: how the change was noticed.
-        modes: maximum number of modes to measure again.
-    """
-
-    reason: str
-    modes: int
-
-
-@dataclass(frozen=True)
-class MethodRecord:
-    """The method that selects the modes of the following records.
-
-    Attributes:
-        method: a value of `ProfilingMethod`.
-
-    Raises:
-        InvalidInputError: the method is unknown.
-    """
-
-    method: str
-
-    def __post_init__(self) -> None:
-        known = [str(method) for method in ProfilingMethod]
-        if self.method not in known:
-            raise InvalidInputError(f"the method must be one of {', '.join(known)}, not {self.method!r}")
-
-
-Record = ModeRecord | Discarded | JournalledRound | Renewal | MethodRecord
-_MEASURED = ModeRecord, JournalledRound
-
-# A line without a kind is a ModeRecord.
-_KINDS: Mapping[JournalKind, type[Record]] = {
-    JournalKind.DISCARDED: Discarded,
-    JournalKind.ROUND: JournalledRound,
-    JournalKind.RENEWAL: Renewal,
-    JournalKind.METHOD: MethodRecord,
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-
-
-def to_line(record: Record) -> dict[str, Any]:
-    """Return the record as a JSON object."""
-    name = _NAMES.get(type(record))
-    return asdict(record) if name is None else {"kind": name, **asdict(record)}
-
-
-def from_line(line: Mapping[str, Any]) -> Record:
-    """Read a line that `to_line` wrote.
-
-    Raises:
-        KeyError: the kind is unknown, or the mode is missing.
-        TypeError: a field is missing or unknown, or has another type.
-        InvalidInputError: a figure is out of range.
-    """
-    values = dict(line)
-    kind = _KINDS[values.pop("kind")] if "kind" in values else ModeRecord
-    accepted = _ACCEPTED[kind]
-    if kind not in (Renewal, MethodRecord):
-        values["mode"] = _mode(values["mode"])
-    for name, value in values.items():
-        if type(value) not in accepted[name]:
-            raise TypeError(f"{name} has another type")
-        if isinstance(value, int | float) and not 0 <= value < math.inf:
-            raise InvalidInputError(f"{name} must be finite and at least 0, not {value}")
-    return kind(**values)
-
-
-def _mode(knobs: Any) -> PowerMode:
-    """Read a mode from a JSON list."""
-    if not isinstance(knobs, list) or any(type(knob) is not int for knob in knobs):
-        raise TypeError("a mode is a list of integers")
-    mode = PowerMode(*knobs)
-    if min(mode) < 0:
-        raise InvalidInputError(f"mode must be at least 0, not {min(mode)}")
-    return mode
-
-
-def _accepted(hint: Any) -> frozenset[type]:
-    """Return the types that a field's values may have; JSON may contain an integer for a float."""
-    types = frozenset(get_args(hint) or (hint,))
-    return types | {int} if float in types else types
-
-
-_ACCEPTED: Mapping[type[Record], Mapping[str, frozenset[type]]] = {
-    kind: {name: _accepted(hint) for name, hint in get_type_hints(kind).items()} for kind in (ModeRecord, *_NAMES)
-}
-
 
 # --- Journal ----------------------------------------------------------------------------------------------------------
 
@@ -286,40 +58,6 @@ _MAX_SHOWN = 80
 
 class JournalError(WattfleetError):
     """A journal cannot be read or written; its existing lines are intact."""
-
-
-@dataclass(frozen=True)
-class JournalHeader:
-    """The device and workload that a journal's measurements are valid for.
-
-    Attributes:
-        device_id: the device.
-        board_kind: its kind of board.
-        provenance: the source of its figures.
-        workload: name of the trained workload.
-        minibatch: samples in a minibatch, for records that do not state their batch.
-        basis: what the figures depend on apart from the mode, as for `Device.basis`.
-    """
-
-    device_id: str
-    board_kind: str
-    provenance: Provenance
-    workload: str
-    minibatch: int
-    basis: str = ""
-
-    @classmethod
-    def from_line(cls, line: Mapping[str, Any]) -> JournalHeader:
-        """Read a journal's first line.
-
-        Raises:
-            TypeError: a field is missing or unknown, or has another type.
-        """
-        header = cls(**{name: value for name, value in line.items() if name != "journal"})
-        texts = (header.device_id, header.board_kind, header.provenance, header.workload, header.basis)
-        if type(header.minibatch) is not int or header.minibatch < 1 or not all(isinstance(it, str) for it in texts):
-            raise TypeError("a field has another type")
-        return header
 
 
 class Journal:
@@ -419,7 +157,7 @@ class Journal:
     def unreached_values(self, times: int) -> list[tuple[str, int]]:
         """The values, with their knobs, that a knob did not reach this many times, and in no mode that was measured."""
         counts = Counter(filter(None, (entry.unreached_value for entry in self.discarded)))
-        measured = [entry.mode._asdict().items() for entry in self._current if isinstance(entry, _MEASURED)]
+        measured = [entry.mode._asdict().items() for entry in self._current if isinstance(entry, MEASURED)]
         return [each for each, count in counts.items() if count >= times and not any(each in mode for mode in measured)]
 
     def overloaded_modes(self, times: int) -> list[PowerMode]:
@@ -444,9 +182,8 @@ class Journal:
 
         If any record states its batch, or the current batch differs, all measurements state their batch.
         """
-        entries = [entry for entry in self._current if isinstance(entry, _MEASURED)]
-        known = {(entry.mode, entry.batch or self.header.minibatch): entry.measurement for entry in entries}
-        if self.batch == self.header.minibatch and all(entry.batch is None for entry in entries):
+        known = newest_measurements(self._current, self.header.minibatch)
+        if self.batch == self.header.minibatch and all(each.batch is None for each in known.values()):
             return tuple(known.values())
         return tuple(replace(measured, batch=batch) for (_, batch), measured in known.items())
 
@@ -456,7 +193,7 @@ class Journal:
         first_ms = {
             entry.mode: entry.first_minibatch_ms
             for entry in self._current
-            if isinstance(entry, _MEASURED) and entry.first_minibatch_ms is not None
+            if isinstance(entry, MEASURED) and entry.first_minibatch_ms is not None
         }
         return first_minibatch_gcycles(modes_to_array(first_ms), np.array(list(first_ms.values())))
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.devices.device import Device, PowerTrace, require_in_force
-from edge_agent.profiling.journal import Journal, ModeRecord
+from edge_agent.profiling.journal import Journal
 from edge_agent.workloads.loading import StepTimes
 from wattfleet.core.errors import InvalidInputError, WattfleetError
-from wattfleet.core.modes import ModeArray, PowerMode, modes_to_array
+from wattfleet.core.modes import ModeArray, ModeRecord, PowerMode, modes_to_array
 from wattfleet.core.prediction import warmup_s
 from wattfleet_proto.names import HOT_C
 

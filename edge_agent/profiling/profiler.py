@@ -15,7 +15,7 @@ from edge_agent.devices.device import (
     ModeNotAppliedError,
     require_in_force,
 )
-from edge_agent.profiling.journal import Discarded, Journal, ModeRecord
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.mode_measurement import (
     DEFAULT_SETTINGS,
     DisturbedError,
@@ -31,7 +31,7 @@ from edge_agent.workloads.loading import Step, StepTimes
 from wattfleet.common.version import wait_for_gpu
 from wattfleet.common.wrapped_loader import timed_batches
 from wattfleet.core.errors import WattfleetError
-from wattfleet.core.modes import PowerMode
+from wattfleet.core.modes import Discarded, ModeRecord, PowerMode
 
 _log = logging.getLogger(__name__)
 

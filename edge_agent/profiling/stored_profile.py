@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.device import Device
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE, WORKLOAD_FILE, WORKLOADS_DIRECTORY
-from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, read_header
+from edge_agent.profiling.journal import Journal, JournalError, read_header
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.mode_measurement import ExcludedModes
 from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file, require_own_folder
 from wattfleet.common.parsing import parse_json
-from wattfleet.core.choosing import Front, KnownModes, ProfilingMethod, predicted_front
+from wattfleet.core.choosing import Front, KnownModes, predicted_front
 from wattfleet.core.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.core.modes import BatchArray, PowerMode, Profile, Workload, WorkloadFacts
+from wattfleet.core.modes import BatchArray, JournalHeader, PowerMode, Profile, ProfilingMethod, Workload, WorkloadFacts
 from wattfleet.core.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
 
 _log = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ def chosen_workload(state_directory: Path, workload: str | None = None) -> Store
 
     Args:
         state_directory: the agent's state directory.
-        workload: the workload's name; None if there is only one.
+        workload: the workload's name; None if there is only one, or only one of which a mode is measured.
 
     Raises:
         InvalidInputError: there is no such workload, or there are several and none was named.
@@ -224,6 +224,9 @@ def chosen_workload(state_directory: Path, workload: str | None = None) -> Store
             " first, or pass the agent's own directory as --state-dir"
         )
     if workload is None:
+        # A profile that failed before its first mode leaves a workload without a predictor.
+        if len(fitted := [each for each in stored if (each.folder / PREDICTOR_DIRECTORY).exists()]) == 1:
+            return fitted[0]
         if len(stored) > 1:
             raise InvalidInputError(f"{state_directory}: holds several workloads; pass one as --workload: {names}")
         return stored[0]

@@ -18,7 +18,7 @@ from edge_agent.learning.profiling_plan import ProfilingProgress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, usable_references
 from edge_agent.learning.workloads import Units, Workloads
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.journal import Journal, JournalError, JournalHeader, keep_apart, require_same_device
+from edge_agent.profiling.journal import Journal, JournalError, keep_apart, require_same_device
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, built_in_workload
 from edge_agent.profiling.profiler import Profiler
@@ -29,7 +29,7 @@ from edge_agent.workloads.loading import OpenSteps
 from wattfleet.common.atomic_files import make_state_folder
 from wattfleet.common.console import plain_text
 from wattfleet.core.errors import InvalidInputError, WattfleetError
-from wattfleet.core.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
+from wattfleet.core.modes import JournalHeader, PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
 from wattfleet.core.prediction import Artefact
 from wattfleet.core.prediction.roofline import BASE_BATCH
 from wattfleet_proto.convert import (

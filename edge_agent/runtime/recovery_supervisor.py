@@ -203,3 +203,5 @@ class RecoverySupervisor:
                     _log.exception("an attempt to recover the device failed unexpectedly")
                     continue
                 self.handle(DeviceRecovered())
+            # Its fronts are without a value that a knob has not reached.
+            await self.report_fronts()

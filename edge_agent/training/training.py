@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_agent.devices.device import AppTraining, Device, PowerMeter, PowerTrace
+from edge_agent.devices.device import AppTraining, Device, KnobNotReachedError, PowerMeter, PowerTrace
 from edge_agent.learning.online_learner import Observed
 from edge_agent.profiling.journal import JournalError
 from edge_agent.profiling.profiler import ProductiveProfiler
@@ -81,6 +81,10 @@ class TrainedWorkload(Protocol):
 
     def training_was_too_short(self, minibatches: float) -> None:
         """Note that a training with this number of minibatches ended before a mode was measured."""
+        ...
+
+    def knob_was_not_reached(self, mode: PowerMode, error: KnobNotReachedError) -> None:
+        """Note that a knob stood at another value when a training's mode was set."""
         ...
 
 
@@ -278,7 +282,7 @@ class TrainingRunner:
             raise InvalidInputError(f"epochs must be {_MIN_EPOCHS:g} to {_MAX_EPOCHS:g}, not {epochs:g}")
         self.abandon()
         self._granted(power_limit_w)
-        self._device.apply(mode)
+        self._apply(mode, trained)
         app = self._device.begin_training(trained.paced)
         self._running = _Running(
             trained,
@@ -443,7 +447,19 @@ class TrainingRunner:
             if running.profiler is not None:
                 running.profiler.pause()
         finally:
-            self._device.apply(running.mode)
+            self._apply(running.mode, running.trained)
+
+    def _apply(self, mode: PowerMode, trained: TrainedWorkload) -> None:
+        """Apply a training's mode; what a knob does not reach counts like in a measurement.
+
+        Raises:
+            ModeNotAppliedError: another mode was read back.
+        """
+        try:
+            self._device.apply(mode)
+        except KnobNotReachedError as error:
+            trained.knob_was_not_reached(mode, error)
+            raise
 
     def _profiler(self, running: _Running, minibatches: float) -> ProductiveProfiler:
         """Return a profiler for the training.

@@ -23,7 +23,7 @@ from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.learning.workloads import Workloads
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.stored_profile import WorkloadFolders
 from edge_agent.runtime.app_trainings import AppTrainings
@@ -37,7 +37,7 @@ from edge_agent.settings import ConnectionSettings, WorkloadSettings
 from edge_agent.training.training import TrainingRunner
 from tests.fakes.agent_settings import waiting_times
 from tests.fakes.fittings import FittingOnce
-from wattfleet.core.modes import PowerMode, Profile, Workload, WorkloadFacts
+from wattfleet.core.modes import JournalHeader, PowerMode, Profile, Workload, WorkloadFacts
 from wattfleet.core.prediction import read_artefact
 from wattfleet.simulation.flower_task import be_task
 from wattfleet_proto.assignment import (

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, Knobs, PowerTrace, Provenance
+from edge_agent.devices.device import Activity, KnobNotReachedError, Knobs, PowerTrace, Provenance
 from edge_agent.devices.host import PhysicalBoard
 from wattfleet.common.clock import VirtualClock
 from wattfleet.core.modes import PowerMode, Workload, modes_to_array
@@ -185,6 +185,7 @@ class Trained:
     too_short: float = 0.0
     minibatch_s: float = 0.0
     profiled_modes: int = 5
+    unreached: list[tuple[str, PowerMode]] = field(default_factory=list)
     spare_s: Callable[[], float] = lambda: math.inf
 
     def predicted_minibatch_s(self, mode: PowerMode) -> float:
@@ -198,3 +199,6 @@ class Trained:
 
     def training_was_too_short(self, minibatches: float) -> None:
         self.too_short = minibatches
+
+    def knob_was_not_reached(self, mode: PowerMode, error: KnobNotReachedError) -> None:
+        self.unreached.append((error.knob, mode))

@@ -68,6 +68,7 @@ class FakedBoard:
     fan_enable: int | None = None
     further_gpus: tuple[str, ...] = ()
     tpc_mask: int | None = None
+    throttle_alerts: tuple[str, ...] = ()
 
     @property
     def has_memory_node(self) -> bool:
@@ -289,6 +290,8 @@ THOR_T5000 = replace(
     hottest_c=48.0,
     fan_enable=1,
     tpc_mask=0,
+    throttled=(),
+    throttle_alerts=("pwm-fan", "cpu-throttle-alert", "gpu-throttle-alert"),
     **_JETPACK_7,
 )
 THOR_T4000 = replace(
@@ -533,6 +536,9 @@ class FakedJetson(Tree):
         self.put("/sys/class/hwmon/hwmon0/name", "thermal")
         if self.board.throttled:
             self.put("/sys/class/hwmon/hwmon1/name", "soctherm_oc")
+        for number, alert in enumerate(self.board.throttle_alerts):
+            self.put(f"/sys/class/thermal/cooling_device{number}/type", alert)
+            self.put(f"/sys/class/thermal/cooling_device{number}/cur_state", 0)
         for number, count in enumerate(self.board.throttled, start=1):
             self.put(f"/sys/class/hwmon/hwmon1/oc{number}_event_cnt", count)
         if self.board.has_fan:

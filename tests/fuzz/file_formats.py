@@ -22,7 +22,7 @@ from edge_agent.devices.jetson.nvpmodel_conf import parse_conf
 from edge_agent.diagnosis import jetson_findings
 from edge_agent.exporter import read_url
 from edge_agent.paths import EXPORTER_FILE, PROFILE_FILE, REVOKED_FILE, SESSION_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.stored_profile import read_predictor, read_profile
 from edge_agent.runtime.agent import installation_name
 from edge_agent.session.certificate_keeper import RevokedCertificates
@@ -37,6 +37,7 @@ from tests.fakes.fleets import front
 from tests.fakes.stored_records import fill, served_by
 from wattfleet.common.settings.model import load
 from wattfleet.core.budgets import ReadingRule
+from wattfleet.core.modes import JournalHeader
 from wattfleet.core.modes import read_profile as read_corpus
 from wattfleet.core.prediction import read_artefact, restore_predictor
 from wattfleet_proto.convert import front_to_message

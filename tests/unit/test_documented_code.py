@@ -20,6 +20,7 @@ import wattfleet.core.planning
 import wattfleet.flower
 import wattfleet.serving
 from coordinator.budgets.site_file import read_site_file
+from edge_agent.devices.host import HOST_FILE, parse_host_file
 from tests.fakes.documented_commands import PAGES, ROOT, Block, blocks, blocks_of_page, calls
 from wattfleet.common import cli
 
@@ -128,6 +129,8 @@ def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path, monkeypatch
     if "supplies" in tables:
         (tmp_path / "plan.csv").write_text("from,until,watts\n2026-06-01T06:00+02:00,,200\n")
         assert read_site_file(file)
+    elif "host" in tables:
+        assert parse_host_file(block.text.encode(), HOST_FILE).kind == tables["host"]["kind"]
     elif "project" in tables:
         package = tomllib.loads((ROOT / "examples/own_policy/pyproject.toml").read_text())
         assert tables["project"].items() <= package["project"].items()

@@ -18,7 +18,7 @@ from edge_agent.learning.fitting import Fitted, Fitting
 from edge_agent.learning.online_learner import Observed, OnlineLearner
 from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.profiling.stored_profile import WorkloadFolders, own_rows
@@ -31,7 +31,16 @@ from tests.fakes.boards import ScriptedDevice
 from tests.worlds.agent import App, Device
 from wattfleet.core.choosing import Front, SamplingSettings
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import ModeArray, PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
+from wattfleet.core.modes import (
+    JournalHeader,
+    ModeArray,
+    PowerMode,
+    Profile,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+    modes_to_array,
+)
 from wattfleet.core.prediction import Artefact, Prediction
 from wattfleet_proto.convert import workload_from_message
 from wattfleet_proto.limits import MeasuringLimits

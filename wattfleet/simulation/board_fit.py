@@ -4,13 +4,15 @@
     python -m wattfleet.simulation.board_fit --data ../shared/data --check
 
 Boards that were measured (AGX Orin, Orin Nano) are fitted. The others are derived from them by the numbers of their
-cores and memory lanes, and compared with published figures. Inference workloads are fitted to the board on which they
-were measured, an AGX Orin. `docs/simulated-board.md` describes the method.
+cores and memory lanes, and compared with published figures. Of hosts, one time is known, and no power. Inference
+workloads are fitted to the board on which they were measured, an AGX Orin. `docs/simulated-board.md` describes the
+method.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import hashlib
 import json
 import sys
@@ -23,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.devices.virtual import physics as parameters_file
-from wattfleet.core.errors import WattfleetError
+from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.modes import BOARDS, Profile, board_named, modes_to_array, read_profile
 from wattfleet.core.prediction.roofline import (
     PowerParameters,
@@ -37,6 +39,7 @@ from wattfleet.core.prediction.roofline import (
 
 TARGET = Path(parameters_file.__file__).with_name(parameters_file.FILE_NAME)
 AGX_CORPUS, NANO_CORPUS = "agx_orin_resnet18.csv", "orin_nano_resnet18.csv"
+HOSTS = "hosts.csv"
 INFERENCE_CORPORA = {"mobilenetv3": "agx_orin_mobilenetv3_inference.csv", "resnet": "agx_orin_resnet_inference.csv"}
 SERVED_BATCHES = (1, 4, 16, 32, 64)
 MINIBATCHES_PER_EPOCH = 3125
@@ -146,6 +149,12 @@ _CORE_MW = ("core_clock_mw", "core_busy_mw")
 _GPU_MW = ("gpu_clock_mw", "gpu_busy_mw", "gpu_stall_mw")
 _MEM_MW = ("mem_clock_mw", "mem_traffic_mw", "mem_compute_mw")
 
+# The work of a step, in Mcycles or ms.
+_WORK = (
+    "loading_mcycles", "loading_stall_mcycles", "launch_mcycles", "compute_mcycles", "serial_compute_mcycles",
+    "traffic_mcycles", "fixed_ms",
+)  # fmt: skip
+
 _P = TypeVar("_P", TimeParameters, PowerParameters)
 
 
@@ -181,20 +190,82 @@ def xavier_agx(agx: BoardFit) -> tuple[TimeParameters, PowerParameters]:
     return time, _scaled(agx.power, ("floor_mw", *_CORE_MW, *_GPU_MW, *_MEM_MW), factor)
 
 
+# The power of hosts is stated, as none was recorded: limits of the card, and what such machines are known to draw, W.
+RTX_3090_LIMIT_W, RTX_3090_REST_W = 350.0, 90.0
+RASPBERRY_PI_5_BUSY_W, RASPBERRY_PI_5_FLOOR_W = 8.0, 2.6
+
+
+def rtx_3090(agx: BoardFit, resnet18_ms: float) -> tuple[TimeParameters, PowerParameters]:
+    """Derive a workstation with an RTX 3090: the AGX Orin with 10,496 CUDA cores and 384 memory lanes.
+
+    Its step as a whole is scaled to the measured time. In its modes, the GPU's clock stands for a power limit. The
+    voltage curve is such that the GPU's power is proportional to the limit.
+    """
+    time = _scaled(agx.time, ("compute_mcycles", "serial_compute_mcycles"), 2048 / 10_496)
+    time = _scaled(time, ("traffic_mcycles",), 256 / 384)
+    highest = settings_of(modes_to_array([board_named("rtx-3090").space.highest]), None)
+    time = _scaled(time, _WORK, resnet18_ms / float(step_time_ms(time, highest)[0]))
+    none = dict.fromkeys((*_CORE_MW, *_MEM_MW), 1e-3)
+    # An idle GPU of this kind stops most of its clocks.
+    agx_power = _scaled(agx.power, ("gpu_clock_mw",), 0.3)
+    gpu = replace(agx_power, floor_mw=1e-3, gpu_voltage=0.5, gpu_knee_ghz=0.6, core_voltage=0.1, **none)
+    factor = RTX_3090_LIMIT_W * 1e3 / float(power_mw(gpu, time, highest)[0])
+    return time, replace(_scaled(gpu, _GPU_MW, factor), floor_mw=RTX_3090_REST_W * 1e3)
+
+
+def raspberry_pi_5(agx: BoardFit, resnet18_ms: float) -> tuple[TimeParameters, PowerParameters]:
+    """Derive a Raspberry Pi 5, which computes on its cores: work of the loader, as only this is spread over cores.
+
+    A tenth of the step is on one core, and a fifth waits for the memory.
+    """
+    none = dict.fromkeys(("compute_mcycles", "serial_compute_mcycles", "traffic_mcycles"), 1e-3)
+    time = replace(
+        agx.time, **none, fixed_ms=1.0, workers=8.0, main_cores=0.01, background_ghz=0.05, loading_overlap=0.1,
+        loading_mcycles=70.0, loading_stall_mcycles=10.0, launch_mcycles=2.4,
+    )  # fmt: skip
+    highest = settings_of(modes_to_array([board_named("raspberry-pi-5").space.highest]), None)
+    time = _scaled(time, _WORK, resnet18_ms / float(step_time_ms(time, highest)[0]))
+    nothing = dict.fromkeys((*_GPU_MW, *_MEM_MW), 1e-3)
+    cores = replace(agx.power, floor_mw=1e-3, core_voltage=0.3, core_knee_ghz=1.5, **nothing)
+    factor = (RASPBERRY_PI_5_BUSY_W - RASPBERRY_PI_5_FLOOR_W) * 1e3 / float(power_mw(cores, time, highest)[0])
+    return time, replace(_scaled(cores, _CORE_MW, factor), floor_mw=RASPBERRY_PI_5_FLOOR_W * 1e3)
+
+
+def host_times_ms(path: Path) -> dict[str, float]:
+    """Return the time of a ResNet-18 step by device from the table of hosts, ms.
+
+    Raises:
+        InvalidInputError: the table cannot be read.
+    """
+    try:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        return {row["device"]: float(row["minibatch_ms"]) for row in rows if row["workload"] == "resnet18"}
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise InvalidInputError(f"{path}: cannot be read as times of hosts: {error}") from None
+
+
 def build(data: Path) -> dict[str, Any]:
     """Return the content of the data file."""
     names = (AGX_CORPUS, NANO_CORPUS, *INFERENCE_CORPORA.values())
     profiles = {name: read_profile(data / name) for name in names}
     agx, nano = fit_board(profiles[AGX_CORPUS]), fit_board(profiles[NANO_CORPUS])
-    derived = {"orin-nx": orin_nx(agx, nano, profiles[NANO_CORPUS]), "xavier-agx": xavier_agx(agx)}
+    hosts_ms = host_times_ms(data / HOSTS)
+    derived = {
+        "orin-nx": orin_nx(agx, nano, profiles[NANO_CORPUS]),
+        "xavier-agx": xavier_agx(agx),
+        "rtx-3090": rtx_3090(agx, hosts_ms["rtx-3090"]),
+        "raspberry-pi-5": raspberry_pi_5(agx, hosts_ms["raspberry-pi-5"]),
+    }
     parameters = {"agx-orin": (agx.time, agx.power), "orin-nano": (nano.time, nano.power), **derived}
     return {
         "made_by": "python -m wattfleet.simulation.board_fit",
         "workload": "ResNet-18 on ImageNet's validation images, minibatch 16, 4 loader workers",
         "source": "measurements behind PowerTrain, doi:10.1016/j.future.2024.07.001",
         "corpora": {
-            name: {"rows": len(profile), "sha256": hashlib.sha256((data / name).read_bytes()).hexdigest()}
-            for name, profile in profiles.items()
+            name: {"rows": rows, "sha256": hashlib.sha256((data / name).read_bytes()).hexdigest()}
+            for name, rows in (
+                {name: len(profile) for name, profile in profiles.items()} | {HOSTS: len(hosts_ms)}
+            ).items()
         },
         "deviation": {
             "source": f"what the fit leaves of {AGX_CORPUS}, stretched by {STRETCH_TIME} and {STRETCH_POWER}",
@@ -242,6 +313,14 @@ _SOURCES: Mapping[str, str] = {
     "xavier-agx": (
         "agx-orin with 2048/512 of its GPU cycles (PowerTrain, table 2: CUDA cores) and its power scaled to 36.4 W at"
         " MAXN (PowerTrain, section 1)"
+    ),
+    "rtx-3090": (
+        "agx-orin with 2048/10496 of its GPU cycles and 256/384 of its traffic, scaled to the one time in hosts.csv;"
+        " power stated, not measured: the card's limits, and 90 W for the rest of the machine"
+    ),
+    "raspberry-pi-5": (
+        "work on cores and memory, scaled to the one time in hosts.csv; power stated, not measured: 8 W while busy at"
+        " its highest clock, and a constant part of 2.6 W"
     ),
 }
 

@@ -17,7 +17,7 @@ def simulate(
     devices: Annotated[
         str,
         typer.Option(
-            help="Boards as kind:count; kinds are agx-orin, orin-nano, orin-nx, xavier-agx. May be empty."
+            help="Boards as kind:count; kinds are those of simulated boards (docs/simulated-board.md). May be empty."
             f" Default: {DEFAULT_FLEET}.",
             show_default=False,
         ),

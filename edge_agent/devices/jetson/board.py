@@ -542,6 +542,19 @@ def read_throttle_counters(tree: Tree) -> dict[str, int]:
     }
 
 
+def read_throttle_alerts(tree: Tree) -> dict[str, int]:
+    """Return the states of Thor's throttle alerts, such as `cpu-throttle-alert`: above 0 while it throttles.
+
+    Raises:
+        OSError: an alert cannot be read.
+        ValueError: it does not contain a number.
+    """
+    kinds = {
+        kind.removesuffix("/type"): tree.read(kind) for kind in tree.glob("/sys/class/thermal/cooling_device*/type")
+    }
+    return {kind: int(tree.read(f"{at}/cur_state")) for at, kind in kinds.items() if kind.endswith("-throttle-alert")}
+
+
 def _junction_c(tree: Tree) -> float | None:
     on_chip = {
         kind: degrees
@@ -552,9 +565,12 @@ def _junction_c(tree: Tree) -> float | None:
 
 
 def _throttle_events(tree: Tree) -> int | None:
-    """Return the sum of all counters; None unless all can be read."""
+    """Return the sum of all counters; None unless all can be read.
+
+    Without counters, it is the number of alerts in force: an alert that begins counts as an event.
+    """
     try:
-        counts = read_throttle_counters(tree)
+        counts = read_throttle_counters(tree) or read_throttle_alerts(tree)
     except (OSError, ValueError):
         return None
     return sum(counts.values()) if counts else None

@@ -142,12 +142,13 @@ _NAMES = {
     power_pb2.PROVENANCE_SIMULATED: "simulated",
     power_pb2.PROVENANCE_REPLAYED: "replayed",
     power_pb2.PROVENANCE_HARDWARE: "hardware",
+    power_pb2.PROVENANCE_STATED: "stated",
 }
 _VALUES = {name: value for value, name in _NAMES.items()}
 
 
 def provenance_to_message(provenance: str) -> power_pb2.Provenance.ValueType:
-    """Convert `simulated`, `replayed` or `hardware` into its enum value."""
+    """Convert `simulated`, `replayed`, `hardware` or `stated` into its enum value."""
     return _VALUES[provenance]
 
 
@@ -158,7 +159,9 @@ def provenance_from_message(message: power_pb2.Provenance.ValueType) -> str:
         InvalidInputError: it is unset or unknown.
     """
     if message not in _NAMES:
-        raise InvalidInputError("the provenance is missing: a device's figures are simulated, replayed or hardware")
+        raise InvalidInputError(
+            "the provenance is missing: a device's figures are simulated, replayed, hardware or stated"
+        )
     return _NAMES[message]
 
 

@@ -67,6 +67,8 @@ class _ProvenanceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Provenance
     PROVENANCE_SIMULATED: _Provenance.ValueType  # 1
     PROVENANCE_REPLAYED: _Provenance.ValueType  # 2
     PROVENANCE_HARDWARE: _Provenance.ValueType  # 3
+    PROVENANCE_STATED: _Provenance.ValueType  # 4
+    """times are measured, and watts are what the owner states"""
 
 class Provenance(_Provenance, metaclass=_ProvenanceEnumTypeWrapper): ...
 
@@ -74,6 +76,8 @@ PROVENANCE_UNSPECIFIED: Provenance.ValueType  # 0
 PROVENANCE_SIMULATED: Provenance.ValueType  # 1
 PROVENANCE_REPLAYED: Provenance.ValueType  # 2
 PROVENANCE_HARDWARE: Provenance.ValueType  # 3
+PROVENANCE_STATED: Provenance.ValueType  # 4
+"""times are measured, and watts are what the owner states"""
 Global___Provenance: _TypeAlias = Provenance  # noqa: Y015
 
 @_typing.final

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 import reference_models
-from edge_agent.devices.host import PhysicalBoard
+from edge_agent.devices.device import Activity, KnobNotReachedError
+from edge_agent.devices.host import HostDevice, PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process
@@ -28,9 +29,9 @@ from edge_agent.learning.online_learner import Observed, OnlineLearner, most_mod
 from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer, UnusableReferenceError
 from edge_agent.paths import PREDICTOR_DIRECTORY
-from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, JournalledRound
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
-from edge_agent.profiling.mode_measurement import DEFAULT_LIMITS
+from edge_agent.profiling.mode_measurement import DEFAULT_LIMITS, ExcludedModes
 from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.profiling.stored_profile import chosen_workload
@@ -39,12 +40,24 @@ from edge_agent.training.training import TrainingRunner
 from edge_agent.workloads.loading import StepTimes
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.boards import MODE, PARKED, RealTimeBoard, Trained
+from tests.fakes.faked_host import FakedPi, in_virtual_time, open_pi, open_workstation
+from tests.fakes.faked_nvml import FakeGpu, FakeNvml
 from tests.fakes.running_agent import BoardThatBecomesSlower
 from tests.fakes.short_forms import first
 from wattfleet.common.child_process import lower_priority, python_process
 from wattfleet.core.choosing import SamplingSettings, spread_modes
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode, Profile, Workload, WorkloadFacts, array_to_modes, modes_to_array
+from wattfleet.core.modes import (
+    Discarded,
+    JournalHeader,
+    JournalledRound,
+    PowerMode,
+    Profile,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+    modes_to_array,
+)
 from wattfleet.core.prediction import DriftRule, pack_artefact, read_artefact, restore_predictor, warmup_s
 
 # --- Fitting ----------------------------------------------------------------------------------------------------------
@@ -423,6 +436,18 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
         assert not any(isinstance(one, JournalledRound) for one in journal.records)
 
 
+def test_a_value_that_trainings_never_reach_is_no_longer_offered(bench):
+    learner = bench.learner
+    measured_khz = {record.mode.cpu_khz for record in bench.journal.records}
+    mode = next(mode for mode in array_to_modes(bench.device.modes) if mode.cpu_khz not in measured_khz)
+    for _ in range(DEFAULT_LIMITS.attempts):
+        assert ExcludedModes.of(bench.journal).allows(bench.device.modes).all()
+        learner.knob_was_not_reached(mode, KnobNotReachedError("the CPU stands at 115 MHz", "cpu_khz"))
+    assert bench.journal.discarded[-1].reason == "the CPU stands at 115 MHz"
+    allowed = bench.device.modes[ExcludedModes.of(bench.journal).allows(bench.device.modes)]
+    assert mode.cpu_khz not in allowed[:, 1] and len(allowed) > 0
+
+
 def test_trainings_that_are_too_short_to_measure_a_mode_are_observed(tmp_path):
     learner = Bench(tmp_path / "profile.jsonl", more=5).learner
     assert not learner.productive(60.0, minibatches=10).measuring
@@ -638,3 +663,41 @@ def test_what_is_estimated_is_known_as_such_after_a_restart() -> None:
     assert again == known and again.is_length_estimated
     with pytest.raises(TypeError, match="is_length_estimated is not true or false"):
         KnownWorkload.from_content({**known.content(), "is_length_estimated": 1})
+
+
+# --- Hosts ------------------------------------------------------------------------------------------------------------
+# A workstation and a Raspberry Pi prepare like a board: they measure modes, learn, and report a front with them.
+
+
+def opened_workstation(folder: Path) -> HostDevice:
+    gpu = FakeGpu(power_mw=1_000_000)  # it draws its whole limit
+    return open_workstation(folder, FakeNvml(gpu))
+
+
+def opened_pi(folder: Path) -> HostDevice:
+    return open_pi(FakedPi(folder))
+
+
+@pytest.mark.parametrize("opened", [opened_workstation, opened_pi])
+def test_a_host_measures_learns_and_reports_a_front(tmp_path: Path, opened: Callable[[Path], HostDevice]) -> None:
+    device = in_virtual_time(opened(tmp_path / "root"))
+
+    def speed(mode: PowerMode) -> float:
+        return mode.cores * mode.cpu_khz * mode.gpu_hz / 1e15
+
+    def step() -> None:
+        device.clock.sleep_s(0.5 / speed(device.current_mode()) ** 0.5)
+
+    if device.nvml is None:
+        device.activity = lambda: Activity(2e3 + 1e2 * speed(device.current_mode()))
+    settings = agent_settings(tmp_path / "state", "bench", minibatches_per_epoch=PER_EPOCH, modes_first=6)
+    ready = prepare_device(
+        settings, device, built_in_workload(step), [REFERENCE], 20, lambda progress: None, threading.Event()
+    )
+    (report,) = ready.due_fronts()
+    assert ready.workloads.profiled_modes == report.profiled_modes == 6
+    front, _ = ready.workloads.learner(UNNAMED).predicted_front()
+    offered = set(array_to_modes(device.modes))
+    assert len(front.modes) > 1 and set(array_to_modes(front.modes)) <= offered
+    assert device.current_mode() == ready.parked == array_to_modes(device.modes)[0]
+    ready.workloads.close()

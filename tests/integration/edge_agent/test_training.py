@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
+from edge_agent.devices.device import KnobNotReachedError, ModeNotAppliedError, PowerTrace
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.learning.online_learner import Observed
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.training import PowerNotReadError, TrainingRunner
@@ -25,7 +25,7 @@ from edge_agent.workloads.loading import StepTimes
 from tests.fakes.boards import MODE, OTHER, PARKED, RealTimeBoard, Trained
 from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson, open_sysfs
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode, modes_to_array
+from wattfleet.core.modes import JournalHeader, PowerMode, modes_to_array
 
 # --- Training ---------------------------------------------------------------------------------------------------------
 # One round's training on a device: the mode in force, the observation, and parking whatever happens.
@@ -78,6 +78,25 @@ def test_the_time_until_the_first_minibatch_has_ended_is_no_part_of_the_pace(aft
         assert observed.first_minibatch_s == pytest.approx(8.0)
     else:
         assert observed.epoch_s == pytest.approx(28.0) and observed.first_minibatch_s is None
+
+
+def test_a_knob_that_a_granted_mode_does_not_reach_is_noted(board: VirtualBoard, watch: TrainingRunner) -> None:
+    trained, apply = Trained(), board.apply
+
+    def apply_other_than_granted(mode: PowerMode) -> None:
+        if mode in (MODE, OTHER):
+            raise KnobNotReachedError("the memory stands at 2133 MHz", "mem_hz")
+        apply(mode)
+
+    board.apply = apply_other_than_granted  # type: ignore[method-assign]
+    with pytest.raises(KnobNotReachedError):
+        watch.start(trained, MODE, epochs=1, power_limit_w=60)
+    board.apply = apply  # type: ignore[method-assign]
+    watch.start(trained, MODE, epochs=1, power_limit_w=60)
+    board.apply = apply_other_than_granted  # type: ignore[method-assign]
+    with pytest.raises(KnobNotReachedError):
+        watch.reassign(OTHER, 40)
+    assert trained.unreached == [("mem_hz", MODE), ("mem_hz", OTHER)]
 
 
 def test_a_failed_training_parks_without_an_observation(board: VirtualBoard, watch: TrainingRunner) -> None:

@@ -19,7 +19,6 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.learning.online_learner import Observed
-from edge_agent.profiling.journal import Renewal
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.unix_socket import require_own_socket
 from edge_agent.training.training import TrainingRunner
@@ -35,7 +34,7 @@ from tests.fakes.agent_socket import (
 )
 from tests.fakes.polling import until
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode
+from wattfleet.core.modes import PowerMode, Renewal
 from wattfleet.flower import AgentUnreachableError, planned_work, power_mode_mod, profiled, until_deadline
 from wattfleet.flower.client.agent_training import CURRENT_TRAINING
 from wattfleet.flower.client.mod import UnplannedTrainingError, pairing_problem

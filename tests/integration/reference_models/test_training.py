@@ -10,11 +10,20 @@ import pytest
 from typer.testing import CliRunner
 
 import reference_models
-from edge_agent.profiling.journal import Journal, JournalHeader, ModeRecord
+from edge_agent.profiling.journal import Journal
 from reference_models.commands import app
 from reference_models.training import model_card, require_board_offers, train
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import BOARDS, FittedWorkload, ModeArray, Profile, read_profile, write_profile
+from wattfleet.core.modes import (
+    BOARDS,
+    FittedWorkload,
+    JournalHeader,
+    ModeArray,
+    ModeRecord,
+    Profile,
+    read_profile,
+    write_profile,
+)
 from wattfleet.core.prediction import Artefact, RooflinePredictor, read_artefact, restore_predictor
 from wattfleet.core.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
 

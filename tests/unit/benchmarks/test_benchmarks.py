@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.hosts import KINDS, errors_of, start_of
 from benchmarks.joint.boards import NETWORKS, Unit, limits_mw, true_table, undominated
 from benchmarks.joint.compare import BASELINE, FASTEST, OURS, Case, ProxyCase, time_energy_power
 from benchmarks.joint.promising import measure_promising
@@ -280,3 +281,21 @@ def test_choices_are_drawn_at_the_row_of_their_method() -> None:
     drawn = {line.get_label(): np.array(line.get_xydata()).tolist() for line in losses.lines}
     assert drawn["transfer"] == [[5, 12.2]], "the choice without measurements is left out"
     assert drawn["binary search for one budget"] == [[12, 8.3]]
+
+
+# --- Hosts ------------------------------------------------------------------------------------------------------------
+# The start of the shipped reference on machines that are no Jetsons.
+
+
+@pytest.mark.parametrize(("kind", "measured_ms"), [("rtx-3090", 15.48), ("raspberry-pi-5", 6369.0)])
+def test_the_one_known_time_of_a_host_is_in_the_interval_predicted_for_it(kind: str, measured_ms: float) -> None:
+    start = start_of(kind, measured_ms)
+    assert start.least_ms < measured_ms < start.most_ms
+    assert start.predicted_ms / 3 < measured_ms < 3 * start.predicted_ms
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_modes_of_a_host_are_enough_for_a_fifth(kind: str) -> None:
+    found = [errors_of(kind, 3, seed) for seed in range(3)]
+    assert np.median([each.time_pct for each in found]) < 20
+    assert np.median([each.power_pct for each in found]) < 20

@@ -26,6 +26,7 @@ from wattfleet.core.modes import (
     WorkloadFacts,
     array_to_modes,
     board_named,
+    limit_clock_hz,
     modes_to_array,
 )
 
@@ -43,7 +44,20 @@ MAXN = {
 
 
 def test_the_known_boards() -> None:
-    assert set(BOARDS) == set(MODE_COUNTS)
+    assert set(BOARDS) == {*MODE_COUNTS, "rtx-3090", "raspberry-pi-5"}
+
+
+def test_the_hosts_modes_are_power_limits_or_cores_and_clocks() -> None:
+    workstation, pi = board_named("rtx-3090"), board_named("raspberry-pi-5")
+    assert list(workstation.presets) == [f"{watts}W" for watts in (100, *range(120, 350, 20), 350)]
+    assert set(workstation.presets.values()) == set(array_to_modes(workstation.space.array()))
+    assert workstation.presets["350W"] == workstation.space.highest
+    assert len(pi.space) == 40 and pi.space.highest == PowerMode(4, 2_400_000, 1_000_000_000, 1_000_000_000)
+
+
+@pytest.mark.parametrize(("limit", "clock_hz"), [(350, 2_100_000_000), (175, 1_485_000_000), (100, 1_122_000_000)])
+def test_the_clock_that_stands_for_a_power_limit(limit: float, clock_hz: int) -> None:
+    assert limit_clock_hz(limit, 350, 2_100_000_000) == clock_hz
 
 
 @pytest.mark.parametrize("kind", MODE_COUNTS)

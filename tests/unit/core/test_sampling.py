@@ -18,7 +18,6 @@ from wattfleet.core.choosing import (
     BoardFigures,
     KnownModes,
     MethodLoss,
-    ProfilingMethod,
     SamplingSettings,
     WorkloadChanges,
     descending_modes,
@@ -30,7 +29,7 @@ from wattfleet.core.choosing import (
 from wattfleet.core.choosing import compare_methods as compare
 from wattfleet.core.choosing.choice import TIE
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import BOARDS, ModeArray, ModeSpace, Profile
+from wattfleet.core.modes import BOARDS, ModeArray, ModeSpace, Profile, ProfilingMethod
 from wattfleet.core.prediction import Prediction
 
 # --- Sampling ---------------------------------------------------------------------------------------------------------
@@ -54,7 +53,7 @@ def test_spread_modes_are_distinct_and_include_the_highest(count: int, seed: int
     assert tuple(SPACE.highest) in rows(chosen)
 
 
-@pytest.mark.parametrize("kind", BOARDS)
+@pytest.mark.parametrize("kind", [kind for kind in BOARDS if len(BOARDS[kind].space) > 600])
 def test_a_grid_is_every_combination_of_even_values_with_the_extremes(kind: str) -> None:
     modes = BOARDS[kind].space.array()
     grid = grid_modes(modes, 600)

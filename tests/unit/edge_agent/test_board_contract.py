@@ -16,7 +16,7 @@ import pytest
 from edge_agent.devices.device import PowerTrace
 from edge_agent.devices.jetson.board import shipped_boards
 from edge_agent.devices.sysfs import mode_argument
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.training.mode_change import backed_up
 from tests.fakes.faked_jetson import (
@@ -29,7 +29,7 @@ from tests.fakes.faked_jetson import (
     open_nvpmodel,
     open_sysfs,
 )
-from wattfleet.core.modes import PowerMode
+from wattfleet.core.modes import JournalHeader, PowerMode
 
 ROOT = Path(__file__).parents[3]
 BOARDS = pytest.mark.parametrize("board", [*JETSONS, AGX_ORIN_JP5, AGX_ORIN_JP6], ids=lambda board: board.name)

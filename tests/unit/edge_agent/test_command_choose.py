@@ -22,7 +22,6 @@ from edge_agent.cli.front_plots.view import FrontView
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.transfer import Transfer, UnusableReferenceError
-from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.stored_profile import WorkloadFolders
 from tests.fakes.agent_settings import only_workload
 from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson
@@ -31,7 +30,16 @@ from tests.fixtures.edge_agent import PROFILED
 from wattfleet.core.choosing import Front
 from wattfleet.core.choosing.choice import PROBABILITY
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import BOARDS, PROFILE_COLUMNS, PowerMode, Task, WorkloadFacts, board_named, modes_to_array
+from wattfleet.core.modes import (
+    BOARDS,
+    PROFILE_COLUMNS,
+    JournalHeader,
+    PowerMode,
+    Task,
+    WorkloadFacts,
+    board_named,
+    modes_to_array,
+)
 from wattfleet.core.prediction import pack_artefact, restore_predictor
 
 # --- `choose` ---------------------------------------------------------------------------------------------------------

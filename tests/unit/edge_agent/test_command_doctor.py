@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
-import types
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from edge_agent.devices.host import HostDevice
+from edge_agent.devices.nvml import Nvml
 from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis import Finding, identity_findings
 from edge_agent.systemd.installation import SETTINGS_PATH, InstalledConnection, ServiceSettings
 from edge_agent.training.mode_change import BACKUP_FILE, backed_up
 from tests.fakes.faked_jetson import AGX_ORIN_JP5, BPMP, FAKED_BOARDS, LOCK, NANO, ORIN_NANO, FakedJetson, open_sysfs
+from tests.fakes.faked_nvml import FakeGpu, FakeNvml
 from wattfleet.common.clock import SystemClock
 from wattfleet.common.identity.authority import CertificateAuthority
 from wattfleet.common.identity.certificates import new_key, request_certificate
@@ -145,16 +145,14 @@ def host(tmp_path, as_device, monkeypatch):
 
 
 def test_a_workstation_whose_power_can_be_read_can_serve_an_agent(look, host):
-    host(
-        types.SimpleNamespace(gpus=1, power_mw=lambda: 9e4, temperature_c=lambda: 50.0, highest_clocks_hz=lambda: None)
-    )
+    host(Nvml(FakeNvml(FakeGpu(power_mw=90_000, celsius=50))))
     code, found = look("auto")
     assert code == 0 and "board" not in found
     assert "its only mode is" in found["device"]["found"] and "never changed" in found["device"]["found"]
     assert found["power"] == {
         "topic": "power",
         "level": "ok",
-        "found": "power of 1 GPU(s) by NVML; the rest of the machine is not included",
+        "found": "power of 1 GPU(s) by NVML; the rest of the machine is not included: 90.0 W now",
         "advice": "",
     }
     assert found["temperature"]["found"] == "50 degrees C"
@@ -172,11 +170,9 @@ def test_a_machine_without_a_power_meter_is_in_order_but_serves_no_round(look, a
 
 
 def test_a_machine_whose_power_meter_does_not_answer_has_to_be_repaired(look, host):
-    host(
-        types.SimpleNamespace(
-            gpus=1, power_mw=lambda: math.nan, temperature_c=lambda: 50.0, highest_clocks_hz=lambda: None
-        )
-    )
+    library = FakeNvml()
+    library.fail("nvmlDeviceGetPowerUsage", library.NVML_ERROR_NOT_SUPPORTED)
+    host(Nvml(library))
     code, found = look("auto")
     assert (code, found["power"]["level"]) == (1, "fails")
     assert "nvidia-smi" in found["power"]["advice"]

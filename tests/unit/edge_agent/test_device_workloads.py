@@ -18,13 +18,21 @@ from hypothesis import strategies as st
 from edge_agent.devices.device import Provenance
 from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import PROFILE_FILE, WORKLOAD_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader, JournalledRound
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.stored_profile import WorkloadFolders, chosen_workload, folder_name, read_profile
 from edge_agent.settings import WorkloadSettings
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH, BatchOptions, PowerMode, Workload, WorkloadFacts
+from wattfleet.core.modes import (
+    ASSUMED_MINIBATCHES_PER_EPOCH,
+    BatchOptions,
+    JournalHeader,
+    JournalledRound,
+    PowerMode,
+    Workload,
+    WorkloadFacts,
+)
 from wattfleet_proto.limits import MAX_MINIBATCHES_PER_EPOCH
 
 # --- Device workloads -------------------------------------------------------------------------------------------------
@@ -364,6 +372,17 @@ def test_several_workloads_have_to_be_named(tmp_path: Path) -> None:
     assert chosen_workload(tmp_path, "a").name == "a"
     with pytest.raises(InvalidInputError, match="no workload 'c'; choose one of 'b', 'a'"):
         chosen_workload(tmp_path, "c")
+
+
+def test_a_workload_of_which_nothing_is_measured_is_not_chosen(tmp_path: Path) -> None:
+    folders = WorkloadFolders(tmp_path)
+    for name in ("measured", "failed"):
+        folders.prepare(known_named(name))
+    (chosen_workload(tmp_path, "measured").folder / "predictor").mkdir()
+    assert chosen_workload(tmp_path).name == "measured"
+    (chosen_workload(tmp_path, "failed").folder / "predictor").mkdir()
+    with pytest.raises(InvalidInputError, match="several workloads"):
+        chosen_workload(tmp_path)
 
 
 def test_another_batch_is_another_point_of_the_same_journal(tmp_path: Path) -> None:

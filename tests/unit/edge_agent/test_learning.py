@@ -18,23 +18,25 @@ from edge_agent.learning.fitting import Fitting, FittingHere
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.profiling_plan import advised_profile, board_figures
 from edge_agent.learning.transfer import Transfer, references_of
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.mode_measurement import measuring_s
 from edge_agent.profiling.profiler import Profiler
 from tests.fakes.boards import ScriptedDevice
 from tests.fakes.fittings import POWER_LOG_SD, BatchFitting, Table
 from tests.fakes.short_forms import first
-from wattfleet.core.choosing import MAX_FRONT_POINTS, Front, ProfilingMethod, WorkloadChanges, compare_methods
+from wattfleet.core.choosing import MAX_FRONT_POINTS, Front, WorkloadChanges, compare_methods
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
     BOARDS,
     BatchOptions,
     FittedWorkload,
+    JournalHeader,
     ModeArray,
     ModeSpace,
     PowerMode,
     Profile,
+    ProfilingMethod,
     Workload,
     WorkloadFacts,
     array_to_modes,

@@ -7,7 +7,6 @@ import errno
 import json
 import sys
 import time
-import types
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,8 @@ import pytest
 import edge_agent
 from edge_agent.devices.device import Activity, ModeNotAppliedError
 from edge_agent.devices.host import ABSENT_HZ, ABSENT_KHZ, HostDevice
-from edge_agent.devices.meters import Nvml, PolledMeter, Rapl, open_nvml
+from edge_agent.devices.meters import PolledMeter, Rapl
+from edge_agent.devices.nvml import Nvml, open_nvml
 from edge_agent.devices.tree import Tree
 from tests.fakes.faked_jetson import (
     AGX_ORIN_JP5,
@@ -29,6 +29,7 @@ from tests.fakes.faked_jetson import (
     Ticks,
     open_sysfs,
 )
+from tests.fakes.faked_nvml import FakeNvml
 from wattfleet.common.clock import SystemClock, VirtualClock
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import Measurement, PowerMode, Profile, array_to_modes, read_profile, write_profile
@@ -168,9 +169,6 @@ def test_a_throttle_counter_that_fails_makes_the_count_absent(orin):
 # --- Host device ------------------------------------------------------------------------------------------------------
 # A machine without power modes, on fake files and a fake NVML.
 
-# ruff: noqa: N802 - named as pynvml names them
-
-
 CPUS = "sys/devices/system/cpu"
 RAPL = "sys/class/powercap"
 
@@ -197,42 +195,6 @@ def package(root, number, energy_uj, name=None, wraps_at_uj=1_000_000):
 
 def host(root, nvml=None):
     return HostDevice(Tree(root), VirtualClock(), nvml)
-
-
-class FakeNvml(types.ModuleType):
-    """A fake pynvml module with one GPU."""
-
-    NVML_TEMPERATURE_GPU, NVML_CLOCK_GRAPHICS, NVML_CLOCK_MEM = 0, 0, 2
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self):
-        super().__init__("pynvml")
-        self.lost = False
-
-    def answer(self, value):
-        if self.lost:
-            raise self.NVMLError("GPU is lost")
-        return value
-
-    def nvmlInit(self):
-        self.answer(None)
-
-    def nvmlDeviceGetCount(self):
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetPowerUsage(self, gpu):
-        return self.answer(151_000)
-
-    def nvmlDeviceGetTemperature(self, gpu, sensor):
-        return self.answer(61)
-
-    def nvmlDeviceGetMaxClockInfo(self, gpu, clock):
-        return self.answer({0: 2100, 2: 9501}[clock])
 
 
 def test_its_one_mode_is_the_one_it_is_in_and_a_knob_that_it_lacks_is_a_constant(root):

@@ -10,7 +10,7 @@ import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.mode_measurement import (
     Limits,
     ProfilerSettings,
@@ -22,7 +22,7 @@ from edge_agent.profiling.profiler import ProductiveProfiler, Profiler
 from edge_agent.workloads.loading import StepTimes
 from reference_models.logs import read_run_logs
 from wattfleet.common.clock import VirtualClock
-from wattfleet.core.modes import Profile, array_to_modes
+from wattfleet.core.modes import JournalHeader, Profile, array_to_modes
 from wattfleet_proto.device_state import BoardSample
 
 # --- Settling ---------------------------------------------------------------------------------------------------------

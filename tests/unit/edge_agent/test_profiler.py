@@ -20,7 +20,7 @@ from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.journal import Discarded, Journal, JournalHeader, ModeRecord, Renewal
+from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.mode_measurement import (
     DEFAULT_LIMITS,
     DisturbedError,
@@ -38,7 +38,15 @@ from tests.fakes.boards import OTHER_SCRIPTED_MODE, SCRIPTED_MODE, ScriptedDevic
 from tests.fakes.faked_jetson import CAP_6, CPU, LOCK, ORIN_NANO, FakedJetson, open_sysfs
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode, array_to_modes, modes_to_array
+from wattfleet.core.modes import (
+    Discarded,
+    JournalHeader,
+    ModeRecord,
+    PowerMode,
+    Renewal,
+    array_to_modes,
+    modes_to_array,
+)
 from wattfleet.core.prediction import read_artefact
 from wattfleet_proto.device_state import BoardSample
 

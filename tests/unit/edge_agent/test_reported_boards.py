@@ -21,7 +21,7 @@ from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import parse_mode
 from edge_agent.diagnosis import host_findings, jetson_findings
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
-from edge_agent.profiling.journal import Journal, JournalHeader, ModeRecord, keep_apart
+from edge_agent.profiling.journal import Journal, keep_apart
 from edge_agent.training.mode_change import apply_with_backup, backed_up
 from tests.fakes.faked_jetson import (
     AGX_ORIN_JP6,
@@ -47,7 +47,7 @@ from tests.fakes.faked_jetson import (
 from wattfleet.common.clock import VirtualClock
 from wattfleet.common.programs import ProgramResult
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode
+from wattfleet.core.modes import JournalHeader, ModeRecord, PowerMode
 
 UNIT = Path(edge_agent.__file__).parent / "systemd/wattfleet-agent.service"
 
@@ -101,6 +101,17 @@ def test_a_kernel_without_the_gpu_driver_is_told_its_name(tmp_path):
     gpu = findings(tree)["GPU"]
     assert gpu.level == "fails" and "nvgpu is not loaded" in gpu.found
     assert "modprobe nvgpu" in gpu.advice and "debugfs" not in gpu.advice
+
+
+def test_thors_throttle_alerts_count_as_events_once_they_begin(tmp_path):
+    tree = FakedJetson(tmp_path, THOR_T5000)
+    device = open_sysfs(tree)
+    assert device.conditions().throttle_events == 0
+    assert findings(tree)["throttling"].found == "no alert in force (cpu-throttle-alert, gpu-throttle-alert)"
+    tree.put("/sys/class/thermal/cooling_device2/cur_state", 1)
+    assert device.conditions().throttle_events == 1
+    found = findings(tree)["throttling"]
+    assert (found.level, found.found) == ("limited", "in force now: gpu-throttle-alert")
 
 
 def test_a_fan_of_thor_that_its_owner_had_off_runs_while_measuring(tmp_path):

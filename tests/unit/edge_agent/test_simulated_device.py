@@ -99,7 +99,7 @@ def test_two_kinds_with_one_seed_do_not_deviate_alike():
     assert abs(np.corrcoef(deviations)[0, 1]) < 0.6
 
 
-@pytest.mark.parametrize("kind", BOARDS)
+@pytest.mark.parametrize("kind", [kind for kind in BOARDS if len(BOARDS[kind].space) > 100])
 def test_it_lies_off_its_kinds_physics_as_real_boards_do(kind):
     """Real boards misfit by 2.4 % in time and 2.0 % in power on average; simulated ones must not fit better."""
     device = SimulatedDevice(kind, 0)

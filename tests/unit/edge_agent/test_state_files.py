@@ -14,16 +14,7 @@ from typing import Any
 import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.journal import (
-    Discarded,
-    Journal,
-    JournalError,
-    JournalHeader,
-    JournalledRound,
-    MethodRecord,
-    ModeRecord,
-    Renewal,
-)
+from edge_agent.profiling.journal import Journal, JournalError
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.stored_profile import read_profile
 from edge_agent.runtime.agent import installation_name, run_agent
@@ -31,9 +22,20 @@ from edge_agent.session.outbox import OutboxFile
 from edge_agent.session.status import WelcomeFile
 from edge_agent.training.mode_change import BACKUP_FILE, LOCK_FILE, KnobBackupError, backed_up
 from tests.fakes.agent_settings import agent_settings
-from wattfleet.core.choosing import ProfilingMethod
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import PowerMode, Profile, read_journal
+from wattfleet.core.modes import (
+    Discarded,
+    JournalHeader,
+    JournalledRound,
+    MethodRecord,
+    ModeRecord,
+    PowerMode,
+    Profile,
+    ProfilingMethod,
+    Renewal,
+    read_journal,
+    to_line,
+)
 from wattfleet.core.modes import read_profile as read_corpus
 
 # --- Journal ----------------------------------------------------------------------------------------------------------
@@ -353,7 +355,10 @@ def test_a_journal_is_read_as_a_corpus_with_what_it_states(path, batch):
     assert (origin.workload, origin.minibatch) == ("resnet18-imagenet", 16)
 
 
-FIRST_LINE = b'{"journal": 1, "board_kind": "b", "workload": "w", "provenance": "hardware", "minibatch": 1}\n'
+FIRST_LINE = (
+    b'{"journal": 1, "device_id": "d", "board_kind": "b", "workload": "w", "provenance": "hardware", "minibatch": 1}\n'
+)
+LINE = json.dumps(to_line(ModeRecord(PowerMode(1, 2, 3, 4), 5.0, 6.0, 0.1, 0.1, 7, 8, 9.0))).encode() + b"\n"
 
 
 @pytest.mark.parametrize(
@@ -364,9 +369,20 @@ FIRST_LINE = b'{"journal": 1, "board_kind": "b", "workload": "w", "provenance": 
         (b"[]\n", "is not a whole journal"),
         (b'{"mode": [1, 2, 3, 4]}\n', "is not a whole journal"),
         (b'{"journal": 2}\n', "its format is 2, but this version of Wattfleet reads 1"),
-        (FIRST_LINE.replace(b'"b"', b"3"), "is not a text"),
+        (FIRST_LINE.replace(b'"b"', b"3"), "a field has another type"),
+        (FIRST_LINE.replace(b'"device_id"', b'"owner"'), "owner"),
+        (
+            FIRST_LINE + LINE + LINE.replace(b"minibatch_ms", b"batch_ms"),
+            "line 3: unknown or missing",
+        ),
+        (FIRST_LINE + LINE.replace(b"5.0", b"-5.0"), "line 2: minibatch_ms must be"),
+        (FIRST_LINE + LINE.replace(b"5.0", b"NaN"), "line 2: minibatch_ms must be"),
+        (FIRST_LINE + LINE.replace(b"5.0", b"true"), "line 2: minibatch_ms has another type"),
+        (FIRST_LINE + LINE.replace(b"[1, 2, 3, 4]", b"[1, 2, 3]"), "line 2: "),
+        (FIRST_LINE + b'{"kind": "renewal"}\n', "line 2: "),
+        (FIRST_LINE + b'{"kind": "method", "method": "dice"}\n', "line 2: the method must be one of"),
         (FIRST_LINE, "holds no measured mode"),
-        (FIRST_LINE + b'{"kind": "guess"}\n', "'guess' is not a valid JournalKind"),
+        (FIRST_LINE + b'{"kind": "guess"}\n', "line 2: unknown or missing 'guess'"),
     ],
 )
 def test_a_corpus_that_is_not_a_journal_is_refused_with_what_to_give(path, content, said):

@@ -24,7 +24,6 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.diagnosis import samples
 from edge_agent.exporter import AgentCollector, AgentFigures, DeviceFacts, noted
 from edge_agent.paths import SESSION_FILE
-from edge_agent.profiling.journal import Discarded, JournalledRound, ModeRecord, Renewal, to_line
 from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.stored_profile import WorkloadFolders
 from edge_agent.session.status import SessionNews
@@ -36,7 +35,16 @@ from tests.fakes.prometheus import DocumentedMetric, documented_metrics_of_agent
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.common.clock import VirtualClock
 from wattfleet.core.duties import KeptDuty
-from wattfleet.core.modes import PowerMode, Workload, array_to_modes
+from wattfleet.core.modes import (
+    Discarded,
+    JournalledRound,
+    ModeRecord,
+    PowerMode,
+    Renewal,
+    Workload,
+    array_to_modes,
+    to_line,
+)
 from wattfleet_proto.device_state import DeviceState
 
 # --- `status` ---------------------------------------------------------------------------------------------------------
@@ -239,7 +247,7 @@ def test_prediction_stands_beside_observation(agent, profiled_state, as_device):
 @pytest.mark.usefixtures("no_waiting")
 def test_the_prediction_of_one_of_several_workloads_is_shown(agent, profiled_state, as_device, tmp_path):
     state = shutil.copytree(profiled_state, tmp_path / "state")
-    WorkloadFolders(state).prepare(KnownWorkload(Workload("other")))
+    (WorkloadFolders(state).prepare(KnownWorkload(Workload("other"))) / "predictor").mkdir()
     as_device(open_virtual_board(PROFILED, seed=0))
     command = ("watch", "--seconds", 0, "--json", "--state-dir", state)
     (unnamed,) = lines(agent(*command))

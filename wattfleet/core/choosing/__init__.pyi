@@ -5,7 +5,6 @@ from .choice import PROBABILITY as PROBABILITY
 from .choice import ChosenMode as ChosenMode
 from .choice import InfeasibleDeadlineError as InfeasibleDeadlineError
 from .choice import KnownModes as KnownModes
-from .choice import ProfilingMethod as ProfilingMethod
 from .choice import WorkloadChanges as WorkloadChanges
 from .choice import fastest_within_budget as fastest_within_budget
 from .choice import least_energy_by_deadline as least_energy_by_deadline

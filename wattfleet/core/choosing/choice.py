@@ -274,20 +274,7 @@ def _in_time(known: KnownModes, deadline_ms: float, probability: float) -> NDArr
 
 
 # --- Method names -----------------------------------------------------------------------------------------------------
-# The profiling methods, and how often a workload changes: names for command lines and journals.
-
-
-class ProfilingMethod(str, Enum):
-    """A way to select the modes to measure, and to fit the predictor."""
-
-    TRANSFER = "transfer"
-    SCRATCH = "scratch"
-    BINARY_SEARCH = "binary-search"
-    GRID = "grid"
-    BRUTE_FORCE = "brute-force"
-
-    def __str__(self) -> str:
-        return self.value
+# How often a workload changes: names for command lines.
 
 
 class WorkloadChanges(str, Enum):

@@ -21,12 +21,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.core.choosing.choice import PROBABILITY, KnownModes, ProfilingMethod, WorkloadChanges, stated_batches
+from wattfleet.core.choosing.choice import PROBABILITY, KnownModes, WorkloadChanges, stated_batches
 from wattfleet.core.choosing.front import pareto_front
 from wattfleet.core.choosing.joint_choice import Objective, ServingGoal
 from wattfleet.core.choosing.joint_profiling import search_within_budgets
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import BatchArray, ModeArray, PowerMode, Profile, array_to_modes, whole_batches
+from wattfleet.core.modes import (
+    BatchArray,
+    ModeArray,
+    PowerMode,
+    Profile,
+    ProfilingMethod,
+    array_to_modes,
+    whole_batches,
+)
 from wattfleet.core.prediction import Prediction
 
 # --- Expected gain ----------------------------------------------------------------------------------------------------

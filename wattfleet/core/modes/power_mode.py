@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -110,7 +111,7 @@ class ModeSpace:
 # The boards that Wattfleet knows, and the values that each of their knobs can take.
 #
 # Sources: NVIDIA's nvpmodel configurations, and its data sheets for the hardware. A real device always reports its
-# own tables; those here serve simulated boards.
+# own tables; those here serve simulated boards. A host is no Jetson: a workstation or a Raspberry Pi.
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,10 @@ class Hardware:
     """Facts from a board's data sheet about the hardware behind its clocks.
 
     Attributes:
-        gpu_cores: CUDA cores.
+        gpu_cores: CUDA cores; of a board that computes on its CPU, the numbers that its cores multiply at once.
         mem_bus_bits: width of the memory bus, bits.
-        lowest_preset_w: watts of the lowest of NVIDIA's presets, which scales the board's lowest power.
+        lowest_preset_w: watts of the lowest of NVIDIA's presets or of the lowest power limit, else of an idle board,
+            which scales the board's lowest power.
     """
 
     gpu_cores: int
@@ -146,6 +148,20 @@ class Board:
     space: ModeSpace
     presets: Mapping[str, PowerMode]
     hardware: Hardware
+
+
+def limit_clock_hz(limit: float, highest_limit: float, highest_clock_hz: int) -> int:
+    """The GPU clock that stands for a power limit in a mode of a workstation, Hz; whole MHz.
+
+    A GPU's power rises about with the square of its clock, so this is about the clock that it reaches at the limit.
+    The GPU chooses its own clock; this one orders the modes for a predictor.
+
+    Args:
+        limit: the power limit.
+        highest_limit: the highest power limit, in the same unit.
+        highest_clock_hz: the GPU's highest clock, Hz.
+    """
+    return round(highest_clock_hz * math.sqrt(limit / highest_limit) / 1e6) * 1_000_000
 
 
 def _ladder_khz(highest_step: int, top: int) -> tuple[int, ...]:
@@ -224,6 +240,25 @@ _XAVIER_AGX_PRESETS = {
     "30W": _preset(8, 1200, 900, 1600),
 }
 
+# The knob that a host lacks stands at 1 GHz. The limits of an RTX 3090 are stated, and were not read from a card.
+_RTX_3090_LIMITS_W = (100, *range(120, 350, 20), 350)
+_RTX_3090 = ModeSpace(
+    cores=(16,),
+    cpu_khz=(4_900_000,),
+    gpu_hz=tuple(limit_clock_hz(watts, 350, 2_100_000_000) for watts in _RTX_3090_LIMITS_W),
+    mem_hz=_mhz(9751),
+)
+_RTX_3090_PRESETS = {
+    f"{watts}W": PowerMode(16, 4_900_000, gpu_hz, 9_751_000_000)
+    for watts, gpu_hz in zip(_RTX_3090_LIMITS_W, _RTX_3090.gpu_hz, strict=True)
+}
+_RASPBERRY_PI_5 = ModeSpace(
+    cores=tuple(range(1, 5)),
+    cpu_khz=tuple(range(1_500_000, 2_400_001, 100_000)),
+    gpu_hz=_mhz(1000),
+    mem_hz=_mhz(1000),
+)
+
 BOARDS: Mapping[str, Board] = {
     board.kind: board
     for board in (
@@ -231,6 +266,8 @@ BOARDS: Mapping[str, Board] = {
         Board("orin-nano", "Jetson Orin Nano 8GB", _ORIN_NANO, _ORIN_NANO_PRESETS, Hardware(1024, 128, 7)),
         Board("orin-nx", "Jetson Orin NX 16GB", _ORIN_NX, _ORIN_NX_PRESETS, Hardware(1024, 128, 10)),
         Board("xavier-agx", "Jetson AGX Xavier", _XAVIER_AGX, _XAVIER_AGX_PRESETS, Hardware(512, 256, 10)),
+        Board("rtx-3090", "workstation with an RTX 3090", _RTX_3090, _RTX_3090_PRESETS, Hardware(10_496, 384, 100)),
+        Board("raspberry-pi-5", "Raspberry Pi 5", _RASPBERRY_PI_5, {}, Hardware(32, 32, 3)),
     )
 }
 

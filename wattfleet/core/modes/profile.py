@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -268,20 +266,8 @@ _PLAUSIBLE = {
 _WHOLE = (*PowerMode._fields, _BATCH)
 
 
-def read_profile(path: Path) -> Profile:
-    """Read a profile from an agent's journal, whose name ends with `.jsonl`, or from a CSV file.
-
-    A CSV file has the columns `PROFILE_COLUMNS`; columns of other names are ignored. The time is in the column
-    `minibatch_ms` (training) or `batch_ms` (inference). A column `batch` states the samples in the batch of each row;
-    without it, all rows are of one batch size.
-
-    Raises:
-        InvalidInputError: the file is missing, empty or unreadable; it lacks a column, or has both times; a value is
-            not finite, not whole where it has to be, or outside its unit's range; or a mode (with its batch) is
-            repeated. For a journal, see `read_journal`.
-    """
-    if path.suffix == JOURNAL_SUFFIX:
-        return read_journal(path)[1]
+def read_csv_profile(path: Path) -> Profile:
+    """Read a profile from a CSV file; see `read_profile`, which also reads journals."""
     # Imported only where files are read, because pandas takes 30 MB and agents on small boards mostly idle.
     import pandas as pd
 
@@ -375,88 +361,3 @@ def write_profile(profile: Profile, path: Path) -> None:
     columns[TIME_COLUMNS[profile.task]] = profile.minibatch_ms
     columns["power_mw"] = profile.power_mw
     pd.DataFrame(columns).to_csv(path, index=False)
-
-
-# --- Profile journal --------------------------------------------------------------------------------------------------
-# The file in which an agent stores its measured modes, one JSON object a line (`docs/profiling.md`).
-
-JOURNAL_SUFFIX = ".jsonl"
-"""The end of a journal's name."""
-
-JOURNAL_FORMAT = 1
-"""The number in a journal's first line."""
-
-
-class JournalKind(StrEnum):
-    """What a line of a journal is. A line without a kind is a measured mode."""
-
-    DISCARDED = "discarded"
-    ROUND = "round"
-    RENEWAL = "renewal"
-    METHOD = "method"
-
-
-@dataclass(frozen=True)
-class JournalOrigin:
-    """What a journal states of its measurements.
-
-    Attributes:
-        board_kind: the kind of board that was measured.
-        workload: the name of the workload.
-        provenance: `hardware`, `simulated` or `replayed`.
-        minibatch: samples in a minibatch, for rows that do not state their batch.
-        basis: the meter of its watts and the parts of the GPU that are on; empty if only the mode matters.
-    """
-
-    board_kind: str
-    workload: str
-    provenance: str
-    minibatch: int
-    basis: str
-
-
-def read_journal(path: Path) -> tuple[JournalOrigin, Profile]:
-    """Read what an agent's journal states, and its newest value of each mode since the last renewal.
-
-    Rows state their batch if any differs from the journal's minibatch. An incomplete last line, which the agent may
-    just be writing, is left out.
-
-    Raises:
-        InvalidInputError: the file is missing, unreadable or damaged, is not a journal or of another format, or holds
-            no measured mode.
-    """
-    try:
-        complete = path.read_bytes().rpartition(b"\n")[0]
-    except FileNotFoundError:
-        raise InvalidInputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
-    newest: dict[tuple[PowerMode, int], Measurement] = {}
-    try:
-        first, *lines = (json.loads(line) for line in complete.splitlines())
-        if first.get("journal") != JOURNAL_FORMAT:
-            stated = repr(first.get("journal"))
-            raise ValueError(f"its format is {stated:.20}, but this version of Wattfleet reads {JOURNAL_FORMAT}")
-        names = ("board_kind", "workload", "provenance")
-        if not all(isinstance(text, str) for text in (*(first[name] for name in names), first.get("basis", ""))):
-            raise TypeError("a field of the first line is not a text")
-        board_kind, workload, provenance = (first[name] for name in names)
-        origin = JournalOrigin(board_kind, workload, provenance, first["minibatch"], first.get("basis", ""))
-        for line in lines:
-            kind = JournalKind(line["kind"]) if "kind" in line else None
-            if kind is JournalKind.RENEWAL:
-                newest.clear()
-            elif kind in (None, JournalKind.ROUND):
-                mode, batch = PowerMode(*line["mode"]), line.get("batch") or origin.minibatch
-                newest[mode, batch] = Measurement(mode, line["minibatch_ms"], line["power_mw"], batch)
-        profile = Profile.of(newest.values())
-        if profile.batches == (origin.minibatch,):
-            profile = replace(profile, batch=None)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, InvalidInputError) as error:
-        raise InvalidInputError(
-            f"{path}: is not a whole journal of an agent ({error}): give the file profile.jsonl of a workload, or a CSV"
-            f" file with the columns {', '.join(PROFILE_COLUMNS)}"
-        ) from None
-    if not len(profile):
-        raise InvalidInputError(f"{path}: holds no measured mode; run `wattfleet agent profile` first")
-    return origin, profile

@@ -56,8 +56,10 @@ POWER_RANGES: Mapping[str, PowerRange] = {
     "xavier-agx": _range_for_preset(60.0),
     "nano": _range_for_preset(10.0),
     "host": PowerRange(1_000.0, 150.0),
+    "rtx-3090": PowerRange(1_000.0, 150.0),
+    "raspberry-pi-5": PowerRange(60.0, 15.0),
 }
-"""Ranges by kind of board, from NVIDIA's presets including `MAXN`. A host is a workstation without power modes."""
+"""Ranges by kind of board, from NVIDIA's presets including `MAXN`. A host is a workstation, or another machine."""
 
 
 def require_plausible_power(

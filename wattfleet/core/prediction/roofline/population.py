@@ -8,6 +8,7 @@ there are few workloads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -42,6 +43,9 @@ _ITERATIONS = 60
 # Information on a parameter that is known to about 1 %.
 _KNOWN = 1e4
 _ANY_BOARD = Hardware(2048, 256, 15)
+# A board whose GPU is smaller or larger than that of every member by more than this factor computes in another way,
+# such as on its CPU. Its time is then as uncertain as on a board of which nothing is known.
+_FARTHEST = 8.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,9 @@ class Population:
     def time_effects(self) -> Effects:
         """The effects of task and board on the log time parameters."""
         shifts = [known_shift(each.facts)[0] for each in self.members]
-        return _fit_effects(self.members, [each.time for each in self.members], shifts, TIME_SPREADS, time_shift)
+        return _fit_effects(
+            self.members, [each.time for each in self.members], shifts, TIME_SPREADS, time_shift, _FARTHEST
+        )
 
     @cached_property
     def power_effects(self) -> Effects:
@@ -144,9 +150,12 @@ HardwareShift = Callable[[Hardware, Hardware], Values]
 def time_shift(of: Hardware, to: Hardware) -> Values:
     """The differences of the log time parameters between two boards, by their data sheets, `[k]`.
 
-    A GPU with half the cores needs twice the cycles for the same work, and so does a memory bus of half the width.
+    A GPU with half the cores needs twice the cycles for the same work, and so does a memory bus of half the width. A
+    board without such a GPU computes on its CPU cores: that is work of the kind that the loader does.
     """
     gpu, bus = of.gpu_cores / to.gpu_cores, of.mem_bus_bits / to.mem_bus_bits
+    if gpu > _FARTHEST:
+        return np.log([gpu if each.name == "loading_mcycles" else 1.0 for each in fields(TimeParameters)])
     factors = {"compute_mcycles": gpu, "serial_compute_mcycles": gpu, "traffic_mcycles": bus}
     return np.log([factors.get(each.name, 1.0) for each in fields(TimeParameters)])
 
@@ -174,6 +183,7 @@ class Effects:
         between: `[k, k]` covariance between workloads.
         spreads: the prior spreads.
         shift: the differences between two boards by their data sheets.
+        farthest: factor in GPU cores beyond which a board is as uncertain as one of which nothing is known.
     """
 
     boards: tuple[Hardware, ...]
@@ -182,6 +192,7 @@ class Effects:
     between: Values
     spreads: Spreads
     shift: HardwareShift
+    farthest: float
 
     def workload(
         self, task: Task, hardware: Hardware | None, elsewhere: Sequence[tuple[Hardware, Estimate, Values]] = ()
@@ -220,9 +231,15 @@ class Effects:
 
     def _own_of_board(self, hardware: Hardware | None) -> Values:
         """`[k, k]` covariance of what a board that no member was measured on may have of its own."""
-        if hardware is None:
+        if hardware is None or min(_distance(hardware, other) for other in self.boards) > self.farthest:
             return self.spreads.unknown_board
         return np.zeros_like(self.between) if hardware in self.boards else np.diag(self.spreads.board**2)
+
+
+def _distance(of: Hardware, to: Hardware) -> float:
+    """The factor between the GPU cores of two boards, at least 1."""
+    factor = of.gpu_cores / to.gpu_cores
+    return max(factor, 1 / factor)
 
 
 def _design(k: int, boards: Sequence[Hardware], task: Task, hardware: Hardware) -> Values:
@@ -237,6 +254,7 @@ def _fit_effects(
     shifts: Sequence[Values],
     spreads: Spreads,
     hardware_shift: HardwareShift,
+    farthest: float = math.inf,
 ) -> Effects:
     """Estimate the effects and the covariance between workloads from the members' estimates."""
     boards = tuple(dict.fromkeys(each.hardware for each in members))
@@ -268,7 +286,7 @@ def _fit_effects(
         deviation = posterior @ (information @ centred + precision @ expected) - expected
         scatter = _ASSUMED_WORKLOADS * spreads.workload + (deviation @ deviation.swapaxes(1, 2) + posterior).sum(0)
         between = scatter / (_ASSUMED_WORKLOADS + len(members))
-    return Effects(boards, mean, np.asarray(covariance), between, spreads, hardware_shift)
+    return Effects(boards, mean, np.asarray(covariance), between, spreads, hardware_shift, farthest)
 
 
 def _mean_surface(surfaces: Sequence[Surface]) -> Surface:
