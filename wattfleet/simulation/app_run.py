@@ -30,6 +30,7 @@ from flwr.serverapp.strategy import Strategy
 
 from coordinator.references.published import open_reference
 from wattfleet.common.atomic_files import replace_file
+from wattfleet.common.clock import Clock
 from wattfleet.core.errors import InfeasibleBudgetError, WattfleetError
 from wattfleet.core.planning.policies import policy_named
 from wattfleet.flower.server.nodes import identify_request
@@ -260,7 +261,7 @@ class RunOfSimulation:
     def __init__(self, planner: Planner, journal: Journal) -> None:
         """Use a planner, and keep the results of rounds in a journal."""
         self.planner: Any = planner
-        self.clock = planner.clock
+        self.clock: Clock = planner.clock
         self._journal = journal
 
     def aggregated(self, number: int, strategy: Strategy, aggregate: Callable[[], Any]) -> Any:
@@ -458,7 +459,8 @@ class FleetGrid(Grid):  # type: ignore[misc]  # Flower is not typed for strict c
         if reply.has_error():
             return Handled(key, None, (), (reply.error.code, reply.error.reason), ClientReport(), state)
         report = ClientReport(**reply.content.pop(SIMULATED_KEY, {}))
-        content, arrays = RecordDict(dict(reply.content)), ()
+        content = RecordDict(dict(reply.content))
+        arrays: tuple[str, ...] = ()
         if message.metadata.message_type.startswith("train"):
             arrays = tuple(content.array_records)
             for name in arrays:
@@ -508,9 +510,7 @@ class FleetGrid(Grid):  # type: ignore[misc]  # Flower is not typed for strict c
         self._replies[message_id] = self._planner.clock.now_s(), reply
 
 
-def context_of(
-    settings: RunSettings, device: LargeFleetDevice, count: int, state: RecordDict | None = None
-) -> Context:
+def context_of(settings: RunSettings, device: LargeFleetDevice, count: int, state: RecordDict | None = None) -> Context:
     """Return the context of a device's client."""
     node_config = {"partition-id": device.partition, "num-partitions": count, DEVICE_ID_KEY: device.device_id}
     own = RecordDict() if state is None else state
@@ -566,9 +566,7 @@ def planner_of(settings: RunSettings, devices: dict[str, LargeFleetDevice]) -> P
             settings.policy, count=settings.clients, seed=settings.seed, deadline_s=settings.deadline_s
         )
         reference = open_reference(settings.reference).artefact
-        return CoordinatorPlanner(
-            devices, settings.seed, policy, settings.site_budget_w, reference, settings.modes
-        )
+        return CoordinatorPlanner(devices, settings.seed, policy, settings.site_budget_w, reference, settings.modes)
 
     def way_of(boards: Mapping[str, TrueBoard]) -> Way:
         if settings.way == PRESETS:
@@ -602,9 +600,9 @@ def run(settings: RunSettings, clients_of: Callable[[], Any], progress: Callable
     clients = clients_of()
     try:
         require_mod(settings, clients, next(iter(devices.values())), len(devices))
+        server_app = _server_app(settings)
         journal = Journal(folder / f"{slug(settings.way)}.journal")
         reported = _Reported(settings, planner, progress, max(journal.rounds, default=0))
-        server_app = _server_app(settings)
         seed_all(settings.seed, "server")
         grid = FleetGrid(settings, planner, clients, journal, progress)
         token = SIMULATION.set(RunOfSimulation(planner, journal))
@@ -618,7 +616,9 @@ def run(settings: RunSettings, clients_of: Callable[[], Any], progress: Callable
     finally:
         clients.close()
     if not planner.rounds:
-        raise AppError(f"the ServerApp {settings.serverapp} planned no round: wrap its strategy in PowerAware, as in {TWO_LINES}")
+        raise AppError(
+            f"the ServerApp {settings.serverapp} planned no round: wrap its strategy in PowerAware, as in {TWO_LINES}"
+        )
     known = {each: asdict(device.report) for each, device in devices.items() if device.report is not None}
     if settings.way not in (PRESETS, PLAIN_FLOWER):
         replace_file(facts, json.dumps(known).encode())
@@ -638,7 +638,9 @@ def _server_app(settings: RunSettings) -> Callable[..., Any]:
             found = getattr(found, part)
     except Exception as error:
         traceback.print_exc()
-        raise AppError(f"the ServerApp {settings.serverapp} cannot be imported: {type(error).__name__}: {error}") from None
+        raise AppError(
+            f"the ServerApp {settings.serverapp} cannot be imported: {type(error).__name__}: {error}"
+        ) from None
     app: Callable[..., Any] = found
     return app
 
@@ -707,7 +709,9 @@ def _described(settings: RunSettings, planner: Planner) -> dict[str, Any]:
         kind["measured_by"] += bool(device.rows)
         kind["idle_w"] += device.idle_w / settings.devices[device.kind]
         kind["trained"] += device_id in (times if times is not None else set(trained))
-    batches = sorted({device.report.batch for device in planner.devices.values() if device.report and device.report.batch})
+    batches = sorted(
+        {device.report.batch for device in planner.devices.values() if device.report and device.report.batch}
+    )
     return {
         "way": way,
         "rounds": rounds,
@@ -741,7 +745,9 @@ def main() -> None:
         progress(infeasible=str(error))
     except WattfleetError as error:
         text = str(error)
-        progress(infeasible=text) if settings.way in (PRESETS, PLAIN_FLOWER) and "fits" in text else progress(error=text)
+        progress(infeasible=text) if settings.way in (PRESETS, PLAIN_FLOWER) and "fits" in text else progress(
+            error=text
+        )
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:  # the boundary of a user's app
@@ -750,4 +756,3 @@ def main() -> None:
     else:
         replace_file(Path(settings.folder) / f"{slug(settings.way)}.json", json.dumps(found).encode())
         progress(done=True)
-

@@ -173,7 +173,7 @@ def simulate_app(
     resume = out / RESUME_FOLDER
     console = Console(stderr=as_json)
     progress = Progress(simulation, console)
-    if begun := _opened(simulation, resume):
+    if begun := open_simulation(simulation, resume):
         progress.say(f"going on after an interruption: {begun}")
     with terminable():
         try:
@@ -192,7 +192,7 @@ def simulate_app(
     console.print(f"report: {out / 'report.html'}", highlight=False)
 
 
-def _opened(simulation: AppSimulation, resume: Path) -> str:
+def open_simulation(simulation: AppSimulation, resume: Path) -> str:
     """Begin a simulation, or go on with an interrupted one; return what is done of it, empty for a new one.
 
     Raises:

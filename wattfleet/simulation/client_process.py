@@ -181,7 +181,7 @@ def handled(
     task = ClientTask.from_record(message.content.pop(SIMULATED_KEY))
     metadata = message.metadata
     be_task(metadata.run_id, metadata.dst_node_id)
-    _seed_all(task.seed, context.node_config["partition-id"], metadata.message_type, metadata.group_id)
+    seed_all(task.seed, context.node_config["partition-id"], metadata.message_type, _round_of(message))
     agent = CountingAgent(task)
     token = SIMULATED_AGENT.set(agent)
     is_identity = False
@@ -195,7 +195,15 @@ def handled(
     return reply, context.state, agent.report(is_identity)
 
 
-def _seed_all(*what: object) -> None:
+def _round_of(message: Message) -> str:
+    """Return the number of a message's round, as far as its strategy states it."""
+    for record in message.content.config_records.values():
+        if "server-round" in record:
+            return str(record["server-round"])
+    return str(message.metadata.group_id)
+
+
+def seed_all(*what: object) -> None:
     """Begin the random numbers of Python, NumPy, PyTorch and TensorFlow anew, as far as the app has imported them."""
     number = zlib.crc32(repr(what).encode())
     random.seed(number)
@@ -205,9 +213,6 @@ def _seed_all(*what: object) -> None:
             found = getattr(found, part, None)
         if found is not None:
             found(number)
-
-
-seed_all = _seed_all
 
 
 # --- Fork server ------------------------------------------------------------------------------------------------------
@@ -325,7 +330,7 @@ class ForkServer:
 
     def _start_cold(self) -> None:
         """Start again without the app's imports, which a fork would break."""
-        self._process.wait()
+        self.close()
         self._process = self._started(*self._app, _COLD)
         self._answer()
 
@@ -333,8 +338,8 @@ class ForkServer:
     def _started(folder: str, reference: str, log: str, imports: str) -> subprocess.Popen[bytes]:
         # A thread pool does not survive a fork; Flower's actors share the cores already.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"}
-        with suppress(OSError):
-            return _popen(folder, reference, imports, environment, Path(log).open("ab"))
+        with suppress(OSError), Path(log).open("ab") as file:
+            return _popen(folder, reference, imports, environment, file)
         return _popen(folder, reference, imports, environment, subprocess.DEVNULL)
 
     def handle(self, message: Message, context: Context) -> tuple[Message, RecordDict, ClientReport]:
@@ -361,8 +366,9 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
         self._process.wait()
 
     def _answer(self) -> Any:
@@ -420,4 +426,3 @@ class IsolatedApp:
     def itself(self) -> IsolatedApp:
         """Return it; Flower's actors take a function that loads the app."""
         return self
-

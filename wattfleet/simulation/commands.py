@@ -10,6 +10,7 @@ import typer
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.simulation.devices import DEFAULT_FLEET
 
+
 def _watts(text: str | float) -> float:
     """Read watts, such as 70, 70W or 12kW."""
     word = str(text).strip().lower().removesuffix("w")
@@ -74,7 +75,7 @@ def simulate(
         typer.Option(
             "--run-config",
             "-c",
-            help="Change values of your own app's run config, as for `flwr run`: \"lr=0.1 batch-size=8\". Default: none.",
+            help='Change values of your own app\'s run config, as for `flwr run`: "lr=0.1". Default: none.',
             show_default=False,
         ),
     ] = "",
@@ -97,7 +98,8 @@ def simulate(
     gpus_per_client: Annotated[
         float,
         typer.Option(
-            help="Give each client of your own app so many GPUs, such as 0.1 for a tenth. Default: 0.", show_default=False
+            help="Give each client of your own app so many GPUs, such as 0.1 for a tenth. Default: 0.",
+            show_default=False,
         ),
     ] = 0.0,
     rounds: Annotated[
@@ -181,7 +183,9 @@ def simulate(
             "--metrics-port": metrics_port,
         }
         if wrong := [option for option, value in refused.items() if value]:
-            raise InvalidInputError(f"--app {folders[0]} is your own app, which takes no {', '.join(wrong)}: leave it out")
+            raise InvalidInputError(
+                f"--app {folders[0]} is your own app, which takes no {', '.join(wrong)}: leave it out"
+            )
         from wattfleet.simulation.app_simulation import simulate_app
 
         simulate_app(

@@ -63,7 +63,7 @@ from wattfleet_proto.error_boundary import status_of
 from wattfleet_proto.limits import MAX_OTHER_KINDS, MAX_SHARED_MODES, MAX_UNITS, MeasuringLimits
 from wattfleet_proto.v1 import planning_pb2
 
-MOST_UNITS = 500
+MOST_UNITS = 100
 """Different boards of a kind that are simulated. Further devices have the parameters of these, with noise of their own:
 each board's parameters take memory, and time to draw."""
 
@@ -77,7 +77,7 @@ _SHORTEST_OBSERVED_S = 3.0
 _MEASURED_MINIBATCHES, _MEASURED_S = 10, 9.5
 _MEASURED_POWER_LOG_SD = 0.007
 _UNIT_SHARE = 0.5
-"""The share of a prediction's variance that all modes of a device have in common; the rest differs from mode to mode."""
+"""The share of a prediction's variance that all modes of a device have in common; the rest differs between modes."""
 
 _REFIT_GROWTH = 1.25
 """A kind's predictor is fitted again when its measured modes have become more by this factor."""
@@ -127,9 +127,7 @@ class LargeFleetDevice:
         """Return the workload with what its app has reported, which sets the board's true time and power."""
         if self.report is None:
             return workload
-        return workload.completed(
-            WorkloadFacts(batch=self.report.batch, loader_workers=self.report.loader_workers)
-        )
+        return workload.completed(WorkloadFacts(batch=self.report.batch, loader_workers=self.report.loader_workers))
 
 
 def open_devices(kinds: Mapping[str, int], seed: int) -> dict[str, LargeFleetDevice]:
@@ -201,7 +199,9 @@ class KindPredictor:
         self._fitted_to = measured
         own = sorted(self.units.values(), key=len, reverse=True)[:MAX_UNITS]
         elsewhere = [
-            MeasuredUnit(other.kind, max(other.units.values(), key=len)) for other in others if any(other.units.values())
+            MeasuredUnit(other.kind, max(other.units.values(), key=len))
+            for other in others
+            if any(other.units.values())
         ]
         units = [MeasuredUnit("", each) for each in own if each] + elsewhere[:MAX_OTHER_KINDS]
         batch = workload.facts.batch or SAMPLES_PER_MINIBATCH
@@ -209,7 +209,7 @@ class KindPredictor:
         transfer = Transfer(
             (self._reference,), header, ASSUMED_MINIBATCHES_PER_EPOCH, workload.facts, units=tuple(units)
         )
-        nothing = Profile(np.empty((0, 4)), np.empty(0), np.empty(0), np.empty(0))
+        nothing = Profile(np.empty((0, 4)), np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
         predictor = transfer.fitted(nothing, transfer.priors())
         self._prediction = predictor.predict(self.modes, np.full(len(self.modes), batch))
         # Devices differ by factors, which leave the best modes as they are.
@@ -754,7 +754,9 @@ class CoordinatorPlanner(Planner):
         for device_id in sorted(self._changed):
             device = self.devices[device_id]
             kind = self._kinds[device.kind]
-            device.deviations = [kind.deviation(row.mode, row.minibatch_ms, row.power_mw) for row in device.rows.values()]
+            device.deviations = [
+                kind.deviation(row.mode, row.minibatch_ms, row.power_mw) for row in device.rows.values()
+            ]
             device.deviations += [
                 kind.deviation(mode, *seen) for mode, seen in device.observed.items() if mode not in device.rows
             ]
@@ -843,7 +845,7 @@ class BaselinePlanner(Planner):
         plan = planning_pb2.PlanRoundResponse(plan_id=plan_id, site_budget_w=self._site_budget_w)
         for device_id, mode in modes.items():
             true, device = self._boards[device_id], self.devices[device_id]
-            load = true.board.load(mode, true.workload)
+            load = device.board.load(mode, true.workload)
             epoch_s, power_w = load.minibatch_ms * true.minibatches_per_epoch / 1e3, load.power_mw / 1e3
             warm_s = true.board.mean_first_gcycles / (mode.cpu_khz / 1e6)
             plan.assignments.add(
@@ -894,5 +896,3 @@ class BaselinePlanner(Planner):
         self.planned.clear()
         self.on_round(number)
         return planning_pb2.FinishRoundResponse()
-
-

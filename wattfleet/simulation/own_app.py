@@ -67,7 +67,7 @@ def read_app(folder: Path, rounds: int, run_config: str) -> OwnApp:
     try:
         changed: dict[str, Any] = parse_config_args([run_config]) if run_config else {}
     except Exception as error:  # Flower has no error of its own for this
-        raise InvalidInputError(f"--run-config {run_config!r}: {error}: write it as for `flwr run`, \"lr=0.1\"") from None
+        raise InvalidInputError(f'--run-config {run_config!r}: {error}: write it as for `flwr run`, "lr=0.1"') from None
     if unknown := sorted(set(changed) - set(config)):
         raise InvalidInputError(
             f"--run-config: {folder / _PROJECT} has no {', '.join(unknown)} in [tool.flwr.app.config]; it has"

@@ -53,6 +53,8 @@ class RayClients:
         require_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Otherwise, Ray's workers have niceness 15, and hardly run beside other programs.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}

@@ -539,7 +539,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         aggregate = partial(self._own("aggregate_train"), server_round, replies)
         if self._simulation is not None and isinstance(sent, PlannedRound):
             return self._simulation.aggregated(server_round, self.strategy, aggregate)
-        return aggregate()
+        return aggregate()  # type: ignore[no-any-return]
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
