@@ -744,10 +744,7 @@ def main() -> None:
     except InfeasibleBudgetError as error:
         progress(infeasible=str(error))
     except WattfleetError as error:
-        text = str(error)
-        progress(infeasible=text) if settings.way in (PRESETS, PLAIN_FLOWER) and "fits" in text else progress(
-            error=text
-        )
+        progress(error=str(error))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:  # the boundary of a user's app

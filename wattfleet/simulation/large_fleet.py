@@ -34,7 +34,7 @@ from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import JournalHeader
 from edge_agent.runtime.readiness import parked_mode
 from wattfleet.core.choosing import Front, predicted_front, spread_modes
-from wattfleet.core.errors import WattfleetError
+from wattfleet.core.errors import InfeasibleBudgetError, WattfleetError
 from wattfleet.core.modes import (
     ASSUMED_MINIBATCHES_PER_EPOCH,
     MeasuredUnit,
@@ -319,6 +319,9 @@ class Planner:
         rounds: for each round, what the report states of it.
     """
 
+    ends_without_watts = False
+    """Whether a run ends at once if the watts are too few for any device, instead of waiting for more."""
+
     def __init__(self, devices: Mapping[str, LargeFleetDevice], seed: int) -> None:
         self.devices = devices
         self.clock = FleetClock()
@@ -345,6 +348,8 @@ class Planner:
             try:
                 return getattr(self, f"_{method.lower()}")(request)
             except WattfleetError as error:
+                if self.ends_without_watts and isinstance(error, InfeasibleBudgetError):
+                    raise  # nothing will change
                 none = grpc.aio.Metadata()
                 raise grpc.aio.AioRpcError(status_of(error, STATUS), none, none, str(error), "") from None
 
@@ -809,6 +814,8 @@ class BaselinePlanner(Planner):
         way_of: returns the baseline, given the true boards.
         site_budget_w: watts for the whole fleet.
     """
+
+    ends_without_watts = True
 
     def __init__(
         self,

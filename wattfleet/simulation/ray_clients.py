@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,9 @@ from wattfleet.simulation.client_process import IsolatedApp
 INSTALL = "pip install 'wattfleet[simulation-large]'"
 _OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Memory for messages between processes. Only those that are being handled are in it."""
+
+_ATTEMPTS = 4
+"""Ray gives up if it has not started after 30 s, as on a machine that is busy."""
 
 
 class Clients(Protocol):
@@ -53,6 +57,9 @@ class RayClients:
         require_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        if address is None:
+            # Ray's processes then reach each other over loopback, whatever the machine's addresses.
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         # Otherwise, Ray's workers have niceness 15, and hardly run beside other programs.
         os.environ.setdefault("RAY_worker_niceness", "0")
         from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
@@ -63,12 +70,19 @@ class RayClients:
             "init_args": {**quiet, **(local if address is None else {"address": address})},
             "client_resources": {"num_cpus": 1, "num_gpus": gpus_per_client},
         }
-        try:
-            self._backend = RayBackend(config)
-            self._backend.build(app.itself)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            where = "on this machine" if address is None else f"at {address}"
-            raise InvalidInputError(f"Ray cannot be used {where}: {str(error).splitlines()[0]}") from None
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._backend = RayBackend(config)
+                self._backend.build(app.itself)
+                return
+            except Exception as error:  # Ray raises a plain Exception if it has not started within 30 s
+                shutdown = importlib.import_module("ray").shutdown
+                shutdown()
+                if address is None and attempt + 1 < _ATTEMPTS:
+                    continue
+                where = "on this machine" if address is None else f"at {address}"
+                why = next(iter(str(error).splitlines()), type(error).__name__)
+                raise InvalidInputError(f"Ray cannot be used {where}: {why}") from error
 
     @property
     def count(self) -> int:

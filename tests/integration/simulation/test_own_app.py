@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from wattfleet.simulation.flower_task import be_task
 from wattfleet.simulation.ray_clients import RayClients
 from wattfleet_proto.assignment import DEVICE_ID_KEY, RECORD_KEY
 
-pytest.importorskip("ray")
+# Ray reads its environment when it is imported, so it must not be imported here.
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 SMALL_APP = Path(__file__).parents[2] / "fixtures" / "small_app"
 _WITHIN_S = 600.0

@@ -14,7 +14,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from typer.testing import CliRunner
 
-from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.simulation import app_simulation, commands, ray_clients
 from wattfleet.simulation.app_run import AppError, Journal, RunSettings, accuracy_in, context_of, run, slug
 from wattfleet.simulation.app_simulation import AppSimulation, kinds_named
@@ -95,6 +95,11 @@ def test_baselines_train_the_same_app(settings: RunSettings) -> None:
         assert baseline["way"]["measuring_s"] == 0
         assert baseline["rounds"][-1]["accuracy"] > 0.5
         assert all(one["planned_site_w"] <= 1.01 * BUDGET_W for one in baseline["rounds"])
+
+
+def test_a_baseline_without_enough_watts_ends_at_once(settings: RunSettings) -> None:
+    with pytest.raises(InfeasibleBudgetError, match="no board fits into 40 W in MAXN"):
+        run_here(replace(settings, way=PLAIN_FLOWER, site_budget_w=40.0))
 
 
 def test_the_same_seed_gives_the_same_run(settings: RunSettings, tmp_path: Path) -> None:
