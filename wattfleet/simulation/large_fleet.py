@@ -99,7 +99,7 @@ class LargeFleetDevice:
         report: what its app has reported of its loader.
         rows: the modes that it has measured.
         deviations: the logarithms of its own time and power as multiples of the kind's prediction, `[n]` pairs.
-        is_busy: whether it trains or measures.
+        observed: ms of a minibatch and mW in its latest training in each mode.
     """
 
     device_id: str
@@ -111,7 +111,6 @@ class LargeFleetDevice:
     rows: dict[PowerMode, Measurement] = field(default_factory=dict)
     deviations: list[tuple[float, float]] = field(default_factory=list)
     observed: dict[PowerMode, tuple[float, float]] = field(default_factory=dict)
-    is_busy: bool = False
 
     @property
     def kind(self) -> str:
@@ -442,8 +441,8 @@ class Planner:
         observed = None
         if not failed and lasted_s >= _SHORTEST_OBSERVED_S:
             observed = lasted_s / minibatches, board.load_in_force.power_mw / 1e3
-        end_s = self._end(device, TRAINING)
-        self.clock.at(end_s, lambda: self._ended(training, observed, failed))
+        end_s = self._end(device)
+        self.clock.at(end_s, lambda: self._ended(training, observed))
         return end_s
 
     def _note(self, device: LargeFleetDevice, report: ClientReport) -> None:
@@ -456,35 +455,28 @@ class Planner:
         board = device.board
         board.clock.sleep_s(max(0.0, self.clock.now_s() - board.clock.now_s()))
         board.apply(mode)
-        device.is_busy = True
 
-    def _end(self, device: LargeFleetDevice, kind: str, until_s: float = math.inf) -> float:
-        """Let a board idle again, note what it drew since it began, and return when it ended, s.
-
-        Args:
-            device: the device.
-            kind: what it did.
-            until_s: when it was stopped, if it was.
-        """
+    def _end(self, device: LargeFleetDevice) -> float:
+        """Let a board idle again, note what it drew since it began, and return when it ended, s."""
         board, spans = device.board, list[WorkSpan]()
         board.on_work = spans.append
-        board.apply(_parked(board.board_kind, board))
+        board.apply(_parked(device.kind, board))
         board.on_work = None
-        return self._drawn(device, kind, spans, until_s)
+        return self._note_draw(device, spans, TRAINING, self.clock.now_s(), math.inf)
 
-    def _drawn(self, device: LargeFleetDevice, kind: str, spans: Sequence[WorkSpan], until_s: float) -> float:
-        now_s = self.clock.now_s()
+    def _note_draw(
+        self, device: LargeFleetDevice, spans: Sequence[WorkSpan], kind: str, begin_s: float, until_s: float
+    ) -> float:
+        """Note what a board drew from a moment on, at most until another; return when that ended, s."""
         worked_s = sum(span.end_s - span.begin_s for span in spans)
-        if worked_s > 0:
+        end_s = min(begin_s + worked_s, until_s)
+        if end_s > begin_s:
             extra_w = sum(span.energy_j for span in spans) / worked_s - device.idle_w
-            end_s = min(now_s + worked_s, until_s)
-            self._draws.append(Draw(now_s, end_s, extra_w, kind))
-            return end_s
-        return now_s
+            self._draws.append(Draw(begin_s, end_s, extra_w, kind))
+        return end_s
 
-    def _ended(self, training: PlannedTraining, observed: tuple[float, float] | None, failed: bool) -> None:
-        """A device's training has ended."""
-        training.device.is_busy = False
+    def _ended(self, training: PlannedTraining, observed: tuple[float, float] | None) -> None:
+        """A device's training has ended, in which it observed seconds of a minibatch and watts, if it lasted."""
 
     def measure(self, training: PlannedTraining, report: ClientReport | None) -> float | None:
         """Let a device measure from now on; return when it ends, s; None if that is when its round ends."""
@@ -645,8 +637,7 @@ class CoordinatorPlanner(Planner):
         self._phase(training, GrantPhase.TRAINING, DeviceState.TRAINING)
         return super().train(training, report, examples, failed)
 
-    def _ended(self, training: PlannedTraining, observed: tuple[float, float] | None, failed: bool) -> None:
-        super()._ended(training, observed, failed)
+    def _ended(self, training: PlannedTraining, observed: tuple[float, float] | None) -> None:
         device = training.device
         if observed is not None:
             minibatch_s, power_w = observed
@@ -679,12 +670,11 @@ class CoordinatorPlanner(Planner):
         self._phase(training, GrantPhase.TRAINING, DeviceState.TRAINING)
         if report is not None:
             self._note(training.device, report)
-        training.device.is_busy = True
         if self._is_in_round:
             self._beside.append((training, self.clock.now_s()))
             return None
         end_s = self._measured(training, self.clock.now_s(), math.inf)
-        self.clock.at(end_s, lambda: self._ended(training, None, False))
+        self.clock.at(end_s, lambda: self._ended(training, None))
         return end_s
 
     @property
@@ -719,18 +709,13 @@ class CoordinatorPlanner(Planner):
         board.on_work = None
         if device.rows:
             kind.learn(device)
-        end_s = min(until_s, clock.now_s() - offset_s)
-        worked_s = sum(span.end_s - span.begin_s for span in spans)
-        if end_s > begin_s and worked_s > 0:
-            extra_w = sum(span.energy_j for span in spans) / worked_s - device.idle_w
-            self._draws.append(Draw(begin_s, end_s, extra_w, MEASURING))
-        return end_s
+        return self._note_draw(device, spans, MEASURING, begin_s, until_s)
 
     def _modes_to_measure(self, device: LargeFleetDevice, count: int) -> Iterator[PowerMode]:
-        """Yield the modes that a device measures next: spread over its modes, then those of its front."""
+        """Yield the modes that a device measures next, spread over its modes."""
         if count < 1:
             return
-        spread = _spread(device.kind, self._profile_modes, device.board)
+        spread = _spread(device.kind, self._profile_modes)
         # Devices of a kind begin at different modes, so that together they know more of them.
         turned = [spread[(k + 7 * device.partition) % len(spread)] for k in range(len(spread))]
         yield from itertools.islice((mode for mode in turned if mode not in device.rows), count)
@@ -740,7 +725,7 @@ class CoordinatorPlanner(Planner):
         beside, self._beside = self._beside, []
         for training, begin_s in beside:
             self._measured(training, begin_s, self.clock.now_s())
-            self._ended(training, None, False)
+            self._ended(training, None)
             self.ends_beside(training)
 
     def _report_fronts(self) -> None:
@@ -773,13 +758,10 @@ class CoordinatorPlanner(Planner):
 
 
 @cache
-def _spread_of(kind: str, count: int) -> tuple[PowerMode, ...]:
-    board = SimulatedDevice(kind, 0)
-    return tuple(array_to_modes(spread_modes(board.modes, min(count, len(board.modes)), 0)))
-
-
-def _spread(kind: str, count: int, board: SimulatedDevice) -> tuple[PowerMode, ...]:
-    return _spread_of(kind, count)
+def _spread(kind: str, count: int) -> tuple[PowerMode, ...]:
+    """Return modes that are spread over those of a kind of board."""
+    modes = SimulatedDevice(kind, 0).modes
+    return tuple(array_to_modes(spread_modes(modes, min(count, len(modes)), 0)))
 
 
 def _round_of(record: RoundRecord) -> dict[str, Any]:
