@@ -29,7 +29,7 @@ from edge_agent.devices.virtual.virtual_board import VirtualBoard, WorkSpan
 from edge_agent.runtime.readiness import parked_mode
 from wattfleet.core.choosing import Front, predicted_front
 from wattfleet.core.errors import InfeasibleBudgetError
-from wattfleet.core.modes import ModeArray, PowerMode, Workload, WorkloadFacts, array_to_modes
+from wattfleet.core.modes import ModeArray, PowerMode, Workload, WorkloadFacts
 from wattfleet.core.planning import Allowance, Offer, RoundPlan, plan_round
 from wattfleet.core.planning.policies import FastestK, RandomK
 from wattfleet.core.prediction import Prediction
@@ -45,7 +45,7 @@ from wattfleet.simulation.digits_app.task import (
 )
 from wattfleet.simulation.flower import APP_DIRECTORY
 from wattfleet.simulation.settings import SimulatedApp, SimulationSettings
-from wattfleet.simulation.virtual_time import MEASURING, Work, site_watts, stretches
+from wattfleet.simulation.virtual_time import MEASURING, Stretch, Work, site_watts, stretches, thinned
 
 _log = logging.getLogger(__name__)
 
@@ -195,8 +195,7 @@ class TrueBoard:
     @cached_property
     def presets(self) -> Front | None:
         """Return the Pareto front of the board's presets; None if it has no presets."""
-        offered = set(array_to_modes(self.board.modes))
-        modes = [mode for mode in presets_of(self.board).values() if mode in offered]
+        modes = [mode for mode in presets_of(self.board).values() if self.board.offers(mode)]
         return self._front(np.array(modes)) if modes else None
 
     def _front(self, modes: ModeArray) -> Front:
@@ -393,8 +392,29 @@ def described(
         initial_accuracy: accuracy before the first round.
         idle_w: watts of every board while it idles.
     """
-    run = stretches(rounds, idle_w)
-    watts = site_watts(run, idle_w)
+    devices = [sorted(device_id for device_id, spans in work.items() if spans) for _, work, _ in rounds]
+    return described_stretches(name, stretches(rounds, idle_w), devices, accuracy, initial_accuracy, idle_w)
+
+
+def described_stretches(
+    name: str,
+    run: Sequence[Stretch],
+    devices: Sequence[Sequence[str]],
+    accuracy: Mapping[int, float],
+    initial_accuracy: float | None,
+    idle_w: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return a run in virtual time for the report; see `described`.
+
+    Args:
+        name: its name.
+        run: its rounds, and the times before them.
+        devices: the devices that worked in each of these.
+        accuracy: accuracy after each round, by its number.
+        initial_accuracy: accuracy before the first round.
+        idle_w: watts of every board while it idles.
+    """
+    watts = thinned(site_watts(run, idle_w))
     energy_j = list(itertools.accumulate(stretch.energy_j for stretch in run))
     draws = [draw for stretch in run for draw in stretch.draws]
     measuring = [draw for draw in draws if draw.kind == MEASURING]
@@ -404,12 +424,12 @@ def described(
         "rounds": [
             {
                 "round": stretch.number,
-                "devices": sorted(device_id for device_id, spans in work.items() if spans),
+                "devices": list(worked),
                 "end_s": stretch.end_s,
                 "energy_j": joules,
                 "accuracy": accuracy.get(stretch.number),
             }
-            for stretch, joules, (_, work, _) in zip(run, energy_j, rounds, strict=True)
+            for stretch, joules, worked in zip(run, energy_j, devices, strict=True)
         ],
         "worked_s": sum(draw.end_s - draw.begin_s for draw in draws),
         "measuring_s": sum(draw.end_s - draw.begin_s for draw in measuring),

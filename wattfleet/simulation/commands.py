@@ -7,7 +7,23 @@ from typing import Annotated
 
 import typer
 
+from wattfleet.core.errors import InvalidInputError
 from wattfleet.simulation.devices import DEFAULT_FLEET
+
+
+def _watts(text: str | float) -> float:
+    """Read watts, such as 70, 70W or 12kW."""
+    word = str(text).strip().lower().removesuffix("w")
+    try:
+        return 1e3 * float(word.removesuffix("k")) if word.endswith("k") else float(word)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} are no watts: write 70, or 12kW") from None
+
+
+def _is_folder(text: str) -> bool:
+    """Whether a value of `--app` names the folder of a user's app, and not one of the networks that ship."""
+    return "/" in text or text in (".", "..") or Path(text).is_dir()
+
 
 app = typer.Typer(add_completion=False, help="Simulate a fleet and write a report.")
 
@@ -33,7 +49,8 @@ def simulate(
             help="Train this network with this minibatch size in a separate run. Networks are convolutional and"
             " perceptron, for example perceptron:32, or perceptron:16/32/64 to let the plan choose the size for each"
             " board. Boards train 2 local epochs in a round; perceptron:32:2/4/8 lets the plan choose the number. Apps"
-            " joined by + train at the same time. Repeatable. Default: convolutional:16, then perceptron:32.",
+            " joined by + train at the same time. Repeatable. Or the folder of your own Flower app, such as ./my-app:"
+            " it trains on up to thousands of devices, and needs Ray. Default: convolutional:16, then perceptron:32.",
             show_default=False,
         ),
     ] = None,
@@ -53,15 +70,49 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    run_config: Annotated[
+        str,
+        typer.Option(
+            "--run-config",
+            "-c",
+            help='Change values of your own app\'s run config, as for `flwr run`: "lr=0.1". Default: none.',
+            show_default=False,
+        ),
+    ] = "",
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare your own app's runs by this metric. Default: accuracy, or else the first metric with acc in"
+            " its name.",
+            show_default=False,
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Train your own app's clients on the Ray cluster at this address, such as head:6379 or auto. Default:"
+            " all cores of this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    gpus_per_client: Annotated[
+        float,
+        typer.Option(
+            help="Give each client of your own app so many GPUs, such as 0.1 for a tenth. Default: 0.",
+            show_default=False,
+        ),
+    ] = 0.0,
     rounds: Annotated[
         int, typer.Option(help="Run this many federated rounds of each app. Default: 3.", show_default=False)
     ] = 3,
     site_budget_w: Annotated[
         float,
         typer.Option(
-            help="Limit the whole fleet to this many watts, including idle devices. Default: 70, too few"
+            help="Limit the whole fleet to this many watts, including idle devices; 12kW is 12000. Default: 70, too few"
             " for the default fleet's fast boards to train together at their highest clocks.",
             show_default=False,
+            parser=_watts,
+            metavar="WATTS",
         ),
     ] = 70.0,
     modes: Annotated[
@@ -123,6 +174,44 @@ def simulate(
 
     Runs federated rounds on this machine under one power budget. Only the boards are simulated.
     """
+    if folders := [text for text in app_ or () if _is_folder(text)]:
+        refused = {
+            "a second --app": len(app_ or ()) > 1,
+            "--device-csv": device_csv,
+            "--duty": duty,
+            "--own-epochs": own_epochs,
+            "--metrics-port": metrics_port,
+        }
+        if wrong := [option for option, value in refused.items() if value]:
+            raise InvalidInputError(
+                f"--app {folders[0]} is your own app, which takes no {', '.join(wrong)}: leave it out"
+            )
+        from wattfleet.simulation.app_simulation import simulate_app
+
+        simulate_app(
+            folder=Path(folders[0]),
+            kinds=devices,
+            rounds=rounds,
+            run_config=run_config,
+            site_budget_w=site_budget_w,
+            modes=modes,
+            policy=policy,
+            clients=clients,
+            deadline_s=deadline_s,
+            seed=seed,
+            reference=reference,
+            metric=metric,
+            ray_address=ray_address,
+            gpus_per_client=gpus_per_client,
+            out=out,
+            as_json=json_,
+        )
+        return
+    if run_config or metric or ray_address or gpus_per_client:
+        raise InvalidInputError(
+            "--run-config, --metric, --ray-address and --gpus-per-client are for your own app: name its folder as"
+            " --app DIR"
+        )
     from wattfleet.simulation.settings import DEFAULT_APPS, apps_named
     from wattfleet.simulation.simulate import run_simulation
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -87,7 +87,7 @@ def run_simulation(
     require_kept(settings.devices, boards)
     _require_free(metrics_port)
     console = Console(stderr=as_json)
-    logs = _prepared(out)
+    logs = prepared(out)
     with (
         terminable(),
         _scratch() as scratch,
@@ -98,7 +98,7 @@ def run_simulation(
         runs = simulation.complete({device_id: board.board_kind for device_id, board in boards.items()})
         states = {device.device_id: state_directory(scratch, device.device_id) for device in settings.devices}
         report = build_report(settings, runs, boards, states, baselines)
-    _write(report, out)
+    write_report(report, out, write_html)
     if as_json:
         print((out / REPORT_JSON).read_text(), end="")
         return
@@ -121,7 +121,7 @@ def _require_free(port: int) -> None:
             raise InvalidInputError(f"cannot listen on port {port}: choose another --metrics-port") from None
 
 
-def _prepared(out: Path) -> Path:
+def prepared(out: Path) -> Path:
     """Create and return the directory for logs, in the report's directory."""
     logs = out / "logs"
     try:
@@ -131,9 +131,9 @@ def _prepared(out: Path) -> Path:
     return logs
 
 
-def _write(report: dict[str, Any], out: Path) -> None:
+def write_report(report: Mapping[str, Any], out: Path, write_page: Callable[[Mapping[str, Any], Path], None]) -> None:
     """Write both files under temporary names, then rename them, so that no report is ever incomplete."""
-    files = {REPORT_JSON: write_json, REPORT_HTML: write_html}
+    files = {REPORT_JSON: write_json, REPORT_HTML: write_page}
     drafts = {name: out / f".{name}.tmp" for name in files}
     for name, write in files.items():
         write(report, drafts[name])

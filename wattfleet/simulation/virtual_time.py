@@ -125,3 +125,20 @@ def site_watts(run: Sequence[Stretch], idle_w: Mapping[str, float]) -> SiteWatts
     # What rounding leaves of a difference is no watt.
     extra_w = {kind: np.cumsum(change).round(6).tolist() for kind, change in change_w.items()}
     return SiteWatts(at_s, sum(idle_w.values()), extra_w)
+
+
+_MOST_MOMENTS = 4000
+
+
+def thinned(watts: SiteWatts) -> SiteWatts:
+    """Return the watts of a site at fewer moments, if they are too many for a figure: means with the same energy."""
+    at_s = np.array(watts.at_s)
+    if len(at_s) <= _MOST_MOMENTS:
+        return watts
+    kept_s = np.linspace(at_s[0], at_s[-1], _MOST_MOMENTS)
+    extra_w = {}
+    for kind, values in watts.extra_w.items():
+        energy_j = np.concatenate([[0.0], np.cumsum(np.array(values)[:-1] * np.diff(at_s))])
+        means_w = np.diff(np.interp(kept_s, at_s, energy_j)) / np.diff(kept_s)
+        extra_w[kind] = [*means_w.round(3).tolist(), 0.0]
+    return SiteWatts(kept_s.round(2).tolist(), watts.idle_w, extra_w)

@@ -8,7 +8,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -164,7 +164,7 @@ class SimulatedDevice(VirtualBoard):
     def __init__(self, board_kind: str, seed: int) -> None:
         space = board_named(board_kind).space
         kind = board_parameters(board_kind)
-        modes = space.array()
+        modes, offered = _modes_of(board_kind)
         # Boards of different kinds with the same seed must deviate differently.
         rng = np.random.default_rng([seed, zlib.crc32(board_kind.encode())])
         self._time, self._power = _unit(kind.time, rng), _unit(kind.power, rng)
@@ -176,7 +176,7 @@ class SimulatedDevice(VirtualBoard):
         self._idle_power = replace(
             self._power, core_busy_mw=0, gpu_busy_mw=0, gpu_stall_mw=0, mem_traffic_mw=0, mem_compute_mw=0
         )
-        super().__init__(board_kind, "simulated", modes, space.highest, int(rng.integers(2**32)))
+        super().__init__(board_kind, "simulated", modes, space.highest, int(rng.integers(2**32)), offered)
 
     def truth(
         self, modes: ModeArray, workload: Workload | None = None
@@ -233,6 +233,14 @@ class SimulatedDevice(VirtualBoard):
         parts = step_parts(self._physics(workload)[0], _settings(modes, workload))
         loading = np.minimum(1.0, parts.loading_ms / parts.step_ms)
         return np.asarray(_JITTER_FLOOR + _JITTER_LOADING * loading**3)
+
+
+@cache
+def _modes_of(board_kind: str) -> tuple[ModeArray, frozenset[PowerMode]]:
+    """Return the modes of a kind of board, which its thousands of boards in a simulation share."""
+    modes = board_named(board_kind).space.array()
+    modes.setflags(write=False)
+    return modes, frozenset(array_to_modes(modes))
 
 
 def _is_inference(workload: Workload) -> bool:

@@ -288,16 +288,25 @@ class VirtualBoard(ABC):
         modes: `[n, 4]` modes that it offers.
         start: the initial mode.
         seed: random seed of all noise.
+        offered: the same modes as a set, which boards of a kind can share; None to make one.
     """
 
     on_work: Callable[[WorkSpan], None] | None = None
     """Called with every period of work, once it has ended, which is at the latest when another mode is applied."""
 
-    def __init__(self, board_kind: str, provenance: Provenance, modes: ModeArray, start: PowerMode, seed: int) -> None:
+    def __init__(
+        self,
+        board_kind: str,
+        provenance: Provenance,
+        modes: ModeArray,
+        start: PowerMode,
+        seed: int,
+        offered: frozenset[PowerMode] | None = None,
+    ) -> None:
         self._board_kind = board_kind
         self._provenance = provenance
         self._modes = modes
-        self._offered = frozenset(array_to_modes(modes))
+        self._offered = frozenset(array_to_modes(modes)) if offered is None else offered
         self._switch_on(start, seed)
 
     def _switch_on(self, start: PowerMode, seed: int) -> None:
@@ -381,6 +390,10 @@ class VirtualBoard(ABC):
     def modes(self) -> ModeArray:
         """`[n, 4]` modes that can be applied."""
         return self._modes
+
+    def offers(self, mode: PowerMode) -> bool:
+        """Whether a mode can be applied."""
+        return mode in self._offered
 
     @property
     def mode_persists(self) -> bool:

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from logging import WARNING
 from numbers import Integral
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from flwr.common.logger import log
@@ -316,3 +316,24 @@ class AgentTraining:
 
 CURRENT_TRAINING: ContextVar[AgentTraining | None] = ContextVar("the training that this context runs", default=None)
 """Set by the mod while the app trains; None outside of it."""
+
+
+# --- Simulated agent --------------------------------------------------------------------------------------------------
+
+
+class AgentOfSimulation(Protocol):
+    """A device's agent in the app's own process, for simulations with many devices: an app has no socket there.
+
+    Attributes:
+        channel: takes the place of the channel to the agent's socket.
+    """
+
+    channel: Any
+
+    def deadline(self, assignment: RoundAssignment) -> TrainingDeadline:
+        """Return the deadline of a training in the device's own time, which is not that of this process."""
+        ...
+
+
+SIMULATED_AGENT: ContextVar[AgentOfSimulation | None] = ContextVar("the agent of a simulated device", default=None)
+"""Set by a simulation while it runs a ClientApp; None where an agent is reached at its socket."""

@@ -7,8 +7,9 @@ import os
 import pwd
 import socket
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from logging import WARNING
+from typing import Any
 
 import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -18,6 +19,7 @@ from wattfleet.common.console import plain_text
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.flower.client.agent_training import (
     CURRENT_TRAINING,
+    SIMULATED_AGENT,
     AgentTraining,
     AgentUnreachableError,
     MeasuredError,
@@ -147,12 +149,17 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
     is_automatic = _profiles_automatically(context)
     profiles = automatic_profiling() if is_automatic else nullcontext()
     socket = _socket(context)
-    with grpc.insecure_channel(f"unix:{socket}") as channel:
+    simulated = SIMULATED_AGENT.get()
+    with _channel(socket) as channel:
         training = AgentTraining(channel)
         training.work = work
         try:
             training.start(assignment)
-            deadline = training.set_deadline(TrainingDeadline(assignment.epochs, assignment.deadline_s))
+            deadline = training.set_deadline(
+                TrainingDeadline(assignment.epochs, assignment.deadline_s)
+                if simulated is None
+                else simulated.deadline(assignment)
+            )
             reply, is_out_of_memory, has_measured = None, False, False
             token = CURRENT_TRAINING.set(training)
             socket_token = CURRENT_SOCKET.set(socket)
@@ -197,7 +204,7 @@ def _note_unplanned(context: Context) -> None:
         UnplannedTrainingError: the site does not allow this.
     """
     try:
-        with grpc.insecure_channel(f"unix:{_socket(context)}") as channel:
+        with _channel(_socket(context)) as channel:
             request = local_pb2.NoteUnplannedRequest(run_id=str(context.run_id))
             noted = local_pb2_grpc.LocalAgentServiceStub(channel).NoteUnplanned(request, timeout=_WITHIN_S)
     except grpc.RpcError as error:
@@ -214,8 +221,14 @@ def _identity(context: Context) -> ConfigRecord:
     A problem is reported in an ordinary reply, since a Flower reply with an error has no content.
     """
     device_id = _device_id(context)
-    problem = pairing_problem(device_id, _socket(context))
+    problem = "" if SIMULATED_AGENT.get() is not None else pairing_problem(device_id, _socket(context))
     return ConfigRecord({DEVICE_ID_KEY: device_id, PAIRING_PROBLEM_KEY: problem})
+
+
+def _channel(socket: str) -> AbstractContextManager[Any]:
+    """Return the channel to the device's agent."""
+    simulated = SIMULATED_AGENT.get()
+    return grpc.insecure_channel(f"unix:{socket}") if simulated is None else nullcontext(simulated.channel)
 
 
 def _socket(context: Context) -> str:

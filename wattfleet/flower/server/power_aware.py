@@ -8,9 +8,11 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -163,6 +165,40 @@ def require_combinable(strategy: Strategy, quorum: Quorum | None, epochs: EpochC
         )
 
 
+# --- Simulation -------------------------------------------------------------------------------------------------------
+
+
+class Simulation(Protocol):
+    """What a simulation puts in the place of the coordinator and of the time; see `wattfleet.simulation`.
+
+    Attributes:
+        planner: a stub of the PlanningService.
+        clock: the boards' own time, which passes without waiting.
+    """
+
+    planner: Any
+    clock: Clock
+
+    def aggregated(
+        self,
+        number: int,
+        strategy: Strategy,
+        aggregate: Callable[[], tuple[ArrayRecord | None, MetricRecord | None]],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return a round's result: it is kept, so that an interrupted simulation can go on from it.
+
+        Args:
+            number: the round's number.
+            strategy: the wrapped strategy.
+            aggregate: has the strategy aggregate the replies.
+        """
+        ...
+
+
+SIMULATION: ContextVar[Simulation | None] = ContextVar("the simulation that runs this ServerApp", default=None)
+"""Set by a simulation while it runs a ServerApp; None for real devices."""
+
+
 # --- Power aware ------------------------------------------------------------------------------------------------------
 
 ALLOWANCE_S = 90.0
@@ -275,6 +311,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         require_combinable(strategy, quorum, epochs)
         self.strategy = strategy
         self._own_methods: dict[str, Callable[..., Any]] = {}
+        self._simulation = SIMULATION.get()
+        if self._simulation is not None:
+            coordinator, clock = self._simulation.planner, self._simulation.clock
         if coordinator is None or isinstance(coordinator, str):
             coordinator = _endpoint(coordinator, identity, insecure)
         self._clock = clock or SystemClock()
@@ -497,7 +536,10 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 keep_common_metrics(own)
             replies = self._late.with_late_updates(own, weighted_by_key)
             self._late.begin_round(None)
-        return self._own("aggregate_train")(server_round, replies)  # type: ignore[no-any-return]
+        aggregate = partial(self._own("aggregate_train"), server_round, replies)
+        if self._simulation is not None and isinstance(sent, PlannedRound):
+            return self._simulation.aggregated(server_round, self.strategy, aggregate)
+        return aggregate()  # type: ignore[no-any-return]
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
