@@ -31,12 +31,12 @@ from coordinator.state.records import DeviceResult, RoundRecord
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import WorkSpan
 from edge_agent.learning.transfer import Transfer
-from edge_agent.profiling.journal import JournalHeader
 from edge_agent.runtime.readiness import parked_mode
 from wattfleet.core.choosing import Front, predicted_front, spread_modes
 from wattfleet.core.errors import InfeasibleBudgetError, WattfleetError
 from wattfleet.core.modes import (
     ASSUMED_MINIBATCHES_PER_EPOCH,
+    JournalHeader,
     MeasuredUnit,
     Measurement,
     PowerMode,
