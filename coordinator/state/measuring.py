@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -143,6 +143,7 @@ class MeasuringRequest:
         nodes: Flower's node id of every device that has one.
         allowance: watts of every supply, and what all other devices draw there.
         not_ready: number of devices that may soon be ready for a training.
+        affordable: returns the part of a plan that the run's energy suffices for; None without an energy budget.
     """
 
     epochs: float
@@ -151,12 +152,14 @@ class MeasuringRequest:
     nodes: Mapping[str, int]
     allowance: Allowance
     not_ready: int
+    affordable: Callable[[MeasuringPlan], MeasuringPlan] | None = None
 
     def planned(self) -> MeasuringPlan:
         """Choose the devices that measure now, with the watts that are left."""
         assignments = plan_measuring(self.offers, self.allowance, self.epochs)
         chosen = {each.device_id: self.measuring[each.device_id] for each in assignments}
-        return MeasuringPlan(assignments, chosen, len(self.offers) - len(assignments), self.not_ready)
+        plan = MeasuringPlan(assignments, chosen, len(self.offers) - len(assignments), self.not_ready)
+        return plan if self.affordable is None else self.affordable(plan)
 
 
 def survey_of(
