@@ -345,6 +345,14 @@ class Oracle:
         budget_j = self._world.energy_budget_j(run_id)
         if budget_j is not None and self._drawn_j[run_id] > budget_j * (1 + _CLOSE):
             raise self._broken("joules", f"{run_id} has drawn {self._drawn_j[run_id]:.0f} J of {budget_j:.0f} J")
+        fleet = self._world.coordinator.fleet
+        account = None if fleet is None else fleet.flower.energy.of(run_id)
+        if account is not None:
+            counted_j = account.spent_j + account.set_aside_j
+            if self._drawn_j[run_id] > counted_j * (1 + _CLOSE) + _CLOSE:
+                raise self._broken(
+                    "joules counted", f"{run_id} has drawn {self._drawn_j[run_id]:.0f} J and counts {counted_j:.0f} J"
+                )
 
     def spent(self, run_id: str, spent_j: float, budget_j: float, least_j: float) -> None:
         """No further round of a run can be planned, because its energy is used up.

@@ -49,7 +49,8 @@ class World:
             notes: receives a line of text for every event.
             has_energy: whether each run has an energy budget.
         """
-        self._seed, self.has_energy = seed, has_energy
+        self._seed, self.has_energy, self._is_settling = seed, has_energy, False
+        self._budgets_j: dict[str, float] = {}
         self.rng = random.Random(seed)
         self._notes = notes
         self.timeline = Timeline(self._check)
@@ -97,8 +98,17 @@ class World:
         self.oracle.check()
 
     def energy_budget_j(self, run_id: str) -> float | None:
-        """The joules above idle that a run may draw; None without an energy budget."""
-        return random.Random(f"{self._seed} {run_id}").uniform(2.5e3, 1.5e4) if self.has_energy else None
+        """The joules above idle that a run may draw; None without an energy budget.
+
+        While the world is eventful, the energy of most runs is used up soon.
+        """
+        if not self.has_energy:
+            return None
+        if run_id not in self._budgets_j:
+            draw = random.Random(f"{self._seed} {run_id}")
+            is_scarce = not self._is_settling and draw.random() < 0.7
+            self._budgets_j[run_id] = draw.uniform(300.0, 2e3) if is_scarce else draw.uniform(2.5e3, 1.5e4)
+        return self._budgets_j[run_id]
 
     @property
     def run_ids(self) -> set[str]:
@@ -152,6 +162,7 @@ class World:
             BrokenPromiseError: a device cannot.
         """
         self.note("-- settle")
+        self._is_settling = True
         self.coordinator.stored.fails_until_s = 0.0
         for device in self.devices.values():
             device.unreachable_until_s = device.flaps_until_s = 0.0
