@@ -275,6 +275,7 @@ class PlanningBasis:
             weights=self.weights,
             max_workloads=settings.sessions.max_workloads,
             pairing_problems=kept.pairing_problems,
+            energy=kept.energy,
         )
 
 

@@ -175,6 +175,7 @@ def _runs_table(content: dict[str, Any], is_filtered: bool = False) -> Renderabl
     if content["older"]:
         older = count_of(content["older"], "older run")
         parts.append(Text(f"{older} not shown: --limit {len(found) + content['older']} shows all", style="dim"))
+    parts += [Text(f"run {each['name']}: {words}", style="dim") for each in found if (words := _energy_left(each))]
     parts += [
         Text(f"run {each['name']}: {each['error']}", style=RUN_STYLES[each["state"]], overflow="fold")
         for each in found
@@ -184,6 +185,18 @@ def _runs_table(content: dict[str, Any], is_filtered: bool = False) -> Renderabl
         Text("next: `rounds --run RUN`, then `round RUN N`; the beginning of a run's name is enough", style="dim")
     )
     return Group(*parts)
+
+
+def _energy_left(run: dict[str, Any]) -> str:
+    """What a run has done with its energy budget, and what is left; empty without one."""
+    budget_j, spent_j, set_aside_j = (run[f"energy_{each}_j"] for each in ("budget", "spent", "set_aside"))
+    if budget_j is None:
+        return ""
+    left_j = max(0.0, budget_j - spent_j - set_aside_j)
+    return (
+        f"{energy_text(left_j)} left of an energy budget of {energy_text(budget_j)}: {energy_text(spent_j)} spent,"
+        f" {energy_text(set_aside_j)} set aside"
+    )
 
 
 # --- Rounds -----------------------------------------------------------------------------------------------------------
@@ -235,6 +248,8 @@ def _run_with_rounds(content: dict[str, Any]) -> RenderableType:
         lines.append(Text(labels_text(content["labels"]), style="dim"))
     if content["error"]:
         lines.append(Text(content["error"], style=RUN_STYLES[content["state"]]))
+    if words := _energy_left(content):
+        lines.append(Text(words, style="dim"))
     if not content["rounds"]:
         next_step = "" if content["finished"] else "; `wattfleet coordinator plan --dry-run` previews the next one"
         return Group(*lines, Text(f"no rounds yet{next_step}"))

@@ -31,6 +31,7 @@ from coordinator.state.records import (
     RoundRecord,
     StoredRecord,
     SupplyOverride,
+    TrainingEnergy,
     UnplannedRound,
 )
 from coordinator.store.store import Store
@@ -51,6 +52,8 @@ def _key(record: StoredRecord) -> _Key:
         return (RoundRecord, record.plan_id)
     if isinstance(record, RoundObservation):
         return (RoundObservation, record.plan_id, record.observed.device_id)
+    if isinstance(record, TrainingEnergy):
+        return (TrainingEnergy, record.plan_id, record.device_id)
     if isinstance(record, UnplannedRound):
         return (UnplannedRound, record.run_id, record.number)
     if isinstance(record, SupplyOverride):
@@ -184,7 +187,9 @@ class Writer:
     def unsaved_rounds(self) -> set[str]:
         """The plan ids of rounds that are not completely on disk yet."""
         waiting = (*self._pending.values(), *self._in_transaction.values())
-        return {record.plan_id for record in waiting if isinstance(record, (RoundRecord, RoundObservation))}
+        return {
+            record.plan_id for record in waiting if isinstance(record, (RoundRecord, RoundObservation, TrainingEnergy))
+        }
 
     async def read(self, what: Callable[[Store], _Result]) -> _Result:
         """Read from the store, beside writes, which a long read must not delay; such as `what` of it returns."""

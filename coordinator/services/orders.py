@@ -342,6 +342,7 @@ def grant_to_message(grant: Grant, workload: str = "") -> session_pb2.Grant:
             else session_pb2.Measuring(modes=grant.measuring.modes, longest_s=grant.measuring.longest_s)
         ),
         planned_s=grant.planned_s,
+        counts_energy=grant.counts_energy,
     )
 
 

@@ -25,7 +25,13 @@ from coordinator.state.preview import NodePreview, Preview, RoundPreview, WhatIf
 from coordinator.state.records import DeviceResult, RoundRecord, RunRecord, plan_id_of, run_of
 from coordinator.state.rounds.ledger import RoundRequest, reported
 from wattfleet.common.clock import utc_now
-from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError, first_few
+from wattfleet.core.errors import (
+    EnergySpentError,
+    InfeasibleBudgetError,
+    InvalidInputError,
+    NoCandidatesError,
+    first_few,
+)
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import EpochChoice, plausible_examples, plausible_loss, require_epochs
 from wattfleet_proto.convert import (
@@ -111,6 +117,7 @@ class RoundPlanning:
             NoDevicesError: no device is ready.
             NoCandidatesError: none of the ready devices may be chosen.
             InfeasibleBudgetError: the site's budget is too small for any device.
+            EnergySpentError: what is left of the run's energy budget does not suffice for any device.
             InvalidInputError: the request is malformed.
             UnknownRecordError: the run does not exist.
         """
@@ -122,7 +129,7 @@ class RoundPlanning:
             async with self._lock:  # each plan depends on the previous one
                 try:
                     await self._plan(run_id, number, node_ids, epochs)
-                except (NoDevicesError, NoCandidatesError, InfeasibleBudgetError) as error:
+                except (NoDevicesError, NoCandidatesError, InfeasibleBudgetError, EnergySpentError) as error:
                     self._fleet.flower.refused(run_id, node_ids)
                     self._log_refusal(run_id, number, str(error))
                     raise
@@ -175,7 +182,7 @@ class RoundPlanning:
             plan_id = self._fleet.flower.accept_measuring(run_id, plan)
             self._fleet.rounds.grants.pending.hold_back(plan_id)  # until it is stored
         try:
-            await self._repository.save()
+            await self._repository.save(self._fleet.flower.run(run_id))
         except BaseException:
             # Nobody learns of these grants, so that no message would ever use their watts.
             self._fleet.rounds.grants.stop_measuring_of(plan_id)
@@ -341,9 +348,16 @@ class RoundPlanning:
         await self._release(run_id, node_ids)
         for _ in range(_ATTEMPTS):
             with timed(self._figures.plan_s):
-                request, record = await asyncio.to_thread(
-                    self._planned, self._fleet.copy(), run_id, number, node_ids, epochs
-                )
+                try:
+                    request, record = await asyncio.to_thread(
+                        self._planned, self._fleet.copy(), run_id, number, node_ids, epochs
+                    )
+                except EnergySpentError as error:
+                    if not (training := self._fleet.rounds.grants.counting_energy(run_id)):
+                        raise
+                    raise NoDevicesError(
+                        f"{error}; {first_few(training)} may still train, and return what they do not draw"
+                    ) from None
             # Another reference may have been pinned meanwhile, so that devices reconnect.
             self._require_connected(self._fleet, node_ids)
             # Meanwhile, budgets may fall, and devices may begin to profile or be forgotten.
@@ -487,6 +501,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """
         self._events = events or EventLog(repository.fleet)
         self._repository = repository
+        self._fleet = repository.fleet
         self._flower = repository.fleet.flower
         self._operator = repository.fleet.operator
         self._rounds = repository.fleet.rounds
@@ -519,6 +534,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             request.name or default_run_name(request.app, self._now()),
             request.labels,
             request.needs_all,
+            request.energy_budget_j or None,
         )
         await self._repository.save(started)
         self._planning.run_started(request.run_id)
@@ -633,7 +649,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         if is_first:
             self._events.finished(finished)
         self._orders.send_due()  # trainings that have not begun are cancelled
-        await self._repository.save(finished)
+        await self._repository.save(finished, *self._fleet.settle_unbegun(request.plan_id))
         return planning_pb2.FinishRoundResponse()
 
     async def ReportUnplannedRound(  # noqa: N802 - named by the protocol

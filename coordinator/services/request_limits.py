@@ -44,7 +44,13 @@ from wattfleet.common.identity.http_access import AccessDeniedError
 from wattfleet.common.identity.peers import UnknownPeerError
 from wattfleet.common.parsing import utc_from
 from wattfleet.common.tasks import TokenBucket
-from wattfleet.core.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
+from wattfleet.core.errors import (
+    CorruptReferenceError,
+    EnergySpentError,
+    InfeasibleBudgetError,
+    InvalidInputError,
+    NoCandidatesError,
+)
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.limits import (
     MAX_ELEMENTS,
@@ -63,6 +69,7 @@ from wattfleet_proto.names import ProtocolVersionError
 
 STATUS: StatusTable = {
     InfeasibleBudgetError: grpc.StatusCode.FAILED_PRECONDITION,
+    EnergySpentError: grpc.StatusCode.OUT_OF_RANGE,
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
     CorruptReferenceError: grpc.StatusCode.DATA_LOSS,
     UnknownRecordError: grpc.StatusCode.NOT_FOUND,

@@ -229,6 +229,15 @@ class DeviceReports:
             except UnknownRecordError as error:
                 # For example after the store was replaced. If refused, the agent would repeat it forever.
                 _log.warning("%s: an observation is dropped: %s", device_id, error)
+        if body == "energy":
+            drawn = request.energy
+            require_name("a plan's id", drawn.plan_id, MAX_PLAN_ID_CHARACTERS)
+            try:
+                await self._repository.load_round(drawn.plan_id)
+                return self._fleet.report_energy(device_id, drawn.plan_id, drawn.energy_j, drawn.lasted_s)
+            except UnknownRecordError as error:
+                # For example after the store was replaced. If refused, the agent would repeat it forever.
+                _log.warning("%s: the energy of a training is dropped: %s", device_id, error)
         if body == "hello":
             raise InvalidInputError(f"{device_id}: a session must have exactly one Hello")
         return None  # a lease, or a message of a newer agent

@@ -28,6 +28,7 @@ from coordinator.state.records import (
 )
 from coordinator.state.workload_fronts import UsualLengths, WorkloadFront
 from coordinator.store.tables import OF_DEVICES, OF_NODES, OF_RUNS, Times, of_rounds
+from wattfleet.core.budgets import EnergyAccount
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import require_workload_name
 from wattfleet.core.planning import PredictionError, RoundPlan
@@ -133,7 +134,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         runs = list(self._fleet.flower.runs.values())
         for begin in range(0, len(runs), _RUNS_IN_A_MESSAGE):
             some = runs[begin : begin + _RUNS_IN_A_MESSAGE]
-            yield view_pb2.ListRunsResponse(runs=[_run_view(run, times.get(run.run_id, Times())) for run in some])
+            yield view_pb2.ListRunsResponse(
+                runs=[
+                    _run_view(run, times.get(run.run_id, Times()), self._fleet.flower.energy.of(run.run_id))
+                    for run in some
+                ]
+            )
 
     async def ListWorkloads(  # noqa: N802 - named by the protocol
         self, request: view_pb2.ListWorkloadsRequest, context: Any
@@ -285,7 +291,7 @@ def _errors(errors: Sequence[PredictionError]) -> view_pb2.PredictionErrors | No
     )
 
 
-def _run_view(run: RunRecord, times: Times) -> view_pb2.RunView:
+def _run_view(run: RunRecord, times: Times, energy: EnergyAccount | None) -> view_pb2.RunView:
     return message_of(
         view_pb2.RunView,
         run,
@@ -293,6 +299,8 @@ def _run_view(run: RunRecord, times: Times) -> view_pb2.RunView:
         finished_unix_s=times.last_unix_s,
         rounds_asked_for=run.rounds,
         workload=workload_to_message(run.workload),
+        energy_spent_j=None if energy is None else energy.spent_j,
+        energy_set_aside_j=None if energy is None else energy.set_aside_j,
     )
 
 

@@ -10,10 +10,11 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from coordinator.errors import StillInUseError
+from coordinator.errors import StillInUseError, UnknownRecordError
 from coordinator.settings import ClaimSettings, GrantSettings
 from coordinator.state.agents import Agents, AssignedPlacement, Claims, OnlySite, Placement
 from coordinator.state.contention import Contention, WaitingRuns
+from coordinator.state.energy import EnergyAccounts, energy_of
 from coordinator.state.flower import FlowerRuns, NodePairings
 from coordinator.state.operator import OperatorSettings, PresetPoints
 from coordinator.state.power_draw import KeptDuties, LiveSamples, MeasuredDraw, PowerDraw
@@ -27,11 +28,12 @@ from coordinator.state.records import (
     RoundRecord,
     RunRecord,
     StoredGrants,
+    TrainingEnergy,
     run_of,
 )
 from coordinator.state.rounds.grants import CountedOn, DeviceGrant, Grant, Grants
 from coordinator.state.rounds.ledger import RoundLedger, UnplannedRounds
-from wattfleet.core.budgets import InForce
+from wattfleet.core.budgets import EnergyAccount, InForce
 from wattfleet.core.errors import InvalidInputError, first_few
 from wattfleet.core.planning import (
     Allowance,
@@ -84,6 +86,7 @@ class Fleet:
         weights: Mapping[str, float] | None = None,
         max_workloads: int = 32,
         pairing_problems: Mapping[int, str] | None = None,
+        energy: Mapping[str, EnergyAccount] | None = None,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -106,6 +109,7 @@ class Fleet:
             weights: weights of runs that wait for each other, by workload; 1 for others.
             max_workloads: the most workloads per device whose fronts are kept.
             pairing_problems: Flower node id -> why it cannot train on its device, or an empty text; only checked nodes.
+            energy: the accounts of runs with an energy budget, by run id.
         """
         placement = AssignedPlacement(
             placement or OnlySite(allowance.supplies),
@@ -141,6 +145,7 @@ class Fleet:
             self.draw,
             contention,
             NodePairings(dict(pairing_problems or {})),
+            EnergyAccounts(energy),
         )
 
     def copy(self) -> Fleet:
@@ -172,6 +177,46 @@ class Fleet:
             workload = self.flower.workload_of(run_of(plan_id))
             self.agents.claims.observed(device, workload, self.rounds.get(plan_id), seen)
         return observation
+
+    def report_energy(
+        self, device_id: str, plan_id: str, energy_j: float, lasted_s: float
+    ) -> TrainingEnergy | RunRecord | None:
+        """Add what a device's training has drawn, in a round or in a survey; a repeated report changes nothing.
+
+        Args:
+            device_id: the device.
+            plan_id: the plan that it trained by.
+            energy_j: joules that the board has drawn, its idle power included.
+            lasted_s: seconds of the training.
+
+        Returns:
+            The record to store; None if no energy was set aside for the training.
+
+        Raises:
+            UnknownRecordError: the plan does not exist, or the device is not part of it.
+            ImplausibleError: no training can draw so much.
+        """
+        if is_to_measure(plan_id):
+            run, idle_w = self.flower.run(run_of(plan_id)), self.agents.get(device_id).idle_w or 0.0
+            changed = self.flower.energy.survey_reported(run, plan_id, device_id, energy_j, lasted_s, idle_w)
+            if changed is not None:
+                self.flower.runs[run.run_id] = changed
+            return changed
+        record = self.rounds.get(plan_id)
+        if device_id not in record.nodes:
+            raise UnknownRecordError(f"{device_id} is not part of plan {plan_id}")
+        training = energy_of(record, device_id, energy_j, lasted_s)
+        return None if training is None else self._settled(training)
+
+    def settle_unbegun(self, plan_id: str) -> list[TrainingEnergy]:
+        """Return the energy of a round's trainings that never began to its run; returns the records to store."""
+        return list(map(self._settled, self.rounds.unbegun(plan_id)))
+
+    def _settled(self, training: TrainingEnergy) -> TrainingEnergy:
+        is_new = training.device_id not in self.rounds.get(training.plan_id).energies
+        if is_new:
+            self.flower.energy.reported(run_of(training.plan_id), training)
+        return self.rounds.report_energy(training)
 
     def undrain(self, device_ids: Collection[str]) -> list[DeviceOverrides]:
         """Include devices again that were drained by the operator or left out because of their contradictions.
@@ -438,6 +483,10 @@ class Fleet:
             run_id: the run.
             assignments: the planned trainings.
         """
+        assignments = list(assignments)
+        account = self.flower.energy.of(run_id)
+        if account is not None and not account.has(sum(each.set_aside_j for each in assignments)):
+            return True
         chosen = {assignment.device_id: assignment.power_limit_w for assignment in assignments}
         workload = self.flower.workload_of(run_id)
         for device_id in chosen:

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 
 from coordinator.errors import NoDevicesError, NotRunOwnerError, QuotaExceededError, RunEndedError, UnknownRecordError
 from coordinator.state.agents import Agents
 from coordinator.state.contention import Contention
+from coordinator.state.energy import EnergyAccounts
 from coordinator.state.measuring import MeasuringPlan, MeasuringRequest, survey_of, unmeasured_of
 from coordinator.state.names import LONGEST_NAME, distinct_run_name, require_metrics, require_name
 from coordinator.state.operator import OperatorSettings
@@ -27,6 +29,7 @@ from coordinator.state.records import (
 )
 from coordinator.state.rounds.ledger import RoundLedger, RoundRequest
 from coordinator.state.workload_fronts import UNNAMED
+from wattfleet.core.budgets import require_joules
 from wattfleet.core.errors import MAX_LISTED, InvalidInputError, first_few
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import EpochChoice, Offer
@@ -173,6 +176,7 @@ class FlowerRuns:
         runs: known runs by id, oldest first.
         contention: how runs share devices and watts.
         pairings: whether nodes can train on their devices.
+        energy: the accounts of runs with an energy budget.
     """
 
     def __init__(
@@ -186,6 +190,7 @@ class FlowerRuns:
         draw: PowerDraw,
         contention: Contention,
         pairings: NodePairings | None = None,
+        energy: EnergyAccounts | None = None,
     ) -> None:
         """Start from what a store holds.
 
@@ -199,7 +204,9 @@ class FlowerRuns:
             draw: what each device can be planned with.
             contention: how runs share devices and watts.
             pairings: whether nodes can train on their devices; None if this is unknown.
+            energy: the accounts of runs with an energy budget; None if there are none.
         """
+        self.energy = energy or EnergyAccounts()
         self.policy = policy
         self.contention = contention
         self.nodes = dict(nodes)
@@ -301,6 +308,7 @@ class FlowerRuns:
         name: str = "",
         labels: Mapping[str, str] | None = None,
         needs_all: bool = False,
+        energy_budget_j: float | None = None,
     ) -> RunRecord:
         """Start a Flower run, or continue one that was started with the same token.
 
@@ -314,11 +322,15 @@ class FlowerRuns:
             name: what people call a new run, with a number if another run has this name; empty for its id.
             labels: words by which people find it; None for those that it has.
             needs_all: whether its strategy needs the update of every device.
+            energy_budget_j: joules above idle that its trainings may draw; None without an energy budget. A run that
+                continues keeps what it has spent.
 
         Raises:
             NotRunOwnerError: another app has started a run of this id.
-            InvalidInputError: the token is too long.
+            InvalidInputError: the token is too long, or the joules are not finite and above 0.
         """
+        if energy_budget_j is not None:
+            require_joules("an energy budget", energy_budget_j)
         if run_id not in self.runs:
             owner = owner_of(token, peer)
             distinct = distinct_run_name(name or run_id, {each.name for each in self.runs.values()})
@@ -332,6 +344,7 @@ class FlowerRuns:
                     name=distinct,
                     labels=dict(labels or {}),
                     needs_all=needs_all,
+                    energy_budget_j=energy_budget_j,
                 )
             )
         self.require_owner(run_id, token, peer)
@@ -346,6 +359,7 @@ class FlowerRuns:
                 workload=workload or before.workload,
                 labels=before.labels if labels is None else dict(labels),
                 needs_all=needs_all,
+                energy_budget_j=energy_budget_j,
             )
         )
 
@@ -423,6 +437,7 @@ class FlowerRuns:
     def remove_runs(self, run_ids: Collection[str]) -> None:
         """Remove runs that were deleted from the store, with their rounds."""
         self.contention.waiting.served(run_ids)
+        self.energy.remove_runs(run_ids)
         for run_id in run_ids:
             self.runs.pop(run_id, None)
         self._rounds.remove_runs(run_ids)
@@ -440,6 +455,7 @@ class FlowerRuns:
             NoDevicesError: no device is ready; the message lists what every device is doing.
             NoCandidatesError: none of the ready devices may be chosen.
             InfeasibleBudgetError: the site's budget is too small for any device.
+            EnergySpentError: what is left of the run's energy budget does not suffice for any device.
         """
         if self.is_planned(run_id, number):
             return self._rounds.get(plan_id_of(run_id, number))
@@ -488,6 +504,7 @@ class FlowerRuns:
             self._rounds.cache.history(run_id),
             replace(self._operator.selection, left_out=self._agents.left_out(workload)),
             not_offered,
+            self.energy.left(self.run(run_id), number),
         )
 
     def request_measuring(
@@ -518,6 +535,8 @@ class FlowerRuns:
         }
         excluded = self._operator.exclusion_reasons([offer.device_id for offer in offers], workload)
         offers = [offer for offer in offers if offer.device_id not in excluded]
+        if survey_s is None and self.energy.of(run_id) is not None:
+            offers, not_ready, predicting = [], set(), set()  # its joules are for rounds, in which devices measure, too
         if survey_s is None:
             rounds_s = [each.plan.duration_s for each in self._rounds.awaited() if each.run_id == run_id]
             measuring = unmeasured_of(offers, modes, rounds_s)
@@ -526,7 +545,11 @@ class FlowerRuns:
         offers = [offer for offer in offers if offer.device_id in measuring]
         elsewhere_w = self._draw.elsewhere_w(measuring.keys())
         allowance = replace(self._operator.allowance, elsewhere_w=elsewhere_w)
-        return MeasuringRequest(epochs, offers, measuring, nodes, allowance, len(not_ready), len(predicting))
+        request = MeasuringRequest(epochs, offers, measuring, nodes, allowance, len(not_ready), len(predicting))
+        if survey_s is None or self.energy.of(run_id) is None:
+            return request
+        idle_w = {offer.device_id: offer.idle_w for offer in offers}
+        return replace(request, affordable=partial(self.energy.affordable, run_id, survey_s, idle_w=idle_w))
 
     def _measured(self, workload: str) -> set[str]:
         """The connected devices that have measured modes of a workload, or measure some now."""
@@ -595,8 +618,10 @@ class FlowerRuns:
         Raises:
             UnknownRecordError: the run was deleted meanwhile.
             RunEndedError: the run has ended meanwhile.
+            EnergySpentError: another round of the run has taken the energy meanwhile.
         """
         self.require_live(request.run_id)
+        self.energy.planned(record)
         self.contention.waiting.served([request.run_id])
         return self._rounds.add(record)
 
@@ -615,7 +640,9 @@ class FlowerRuns:
             RunEndedError: the run has ended meanwhile.
         """
         self.require_live(run_id)
-        return self._rounds.grants.measure(run_id, plan.assignments, plan.measuring)
+        plan_id = self._rounds.grants.measure(run_id, plan.assignments, plan.measuring)
+        self.runs[run_id] = self.energy.surveyed(self.run(run_id), plan_id, plan.assignments)
+        return plan_id
 
     def end_measuring(self, run_id: str) -> None:
         """Stop the trainings that a run lets devices run in order to measure, because its round has ended."""
@@ -715,6 +742,7 @@ class FlowerRuns:
 
     def _put(self, record: RunRecord) -> RunRecord:
         self.runs[record.run_id] = record
+        self.energy.started(record)
         return record
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -146,6 +146,7 @@ class MeasuringRequest:
         allowance: watts of every supply, and what all other devices draw there.
         not_ready: number of devices that may soon be ready for a training.
         predicting: number of them that only lack their prediction of the workload.
+        affordable: returns the part of a plan that the run's energy suffices for; None without an energy budget.
     """
 
     epochs: float
@@ -155,12 +156,15 @@ class MeasuringRequest:
     allowance: Allowance
     not_ready: int
     predicting: int
+    affordable: Callable[[MeasuringPlan], MeasuringPlan] | None = None
 
     def planned(self) -> MeasuringPlan:
         """Choose the devices that measure now, with the watts that are left."""
         assignments = plan_measuring(self.offers, self.allowance, self.epochs)
         chosen = {each.device_id: self.measuring[each.device_id] for each in assignments}
-        return MeasuringPlan(assignments, chosen, len(self.offers) - len(assignments), self.not_ready, self.predicting)
+        waiting = len(self.offers) - len(assignments)
+        plan = MeasuringPlan(assignments, chosen, waiting, self.not_ready, self.predicting)
+        return plan if self.affordable is None else self.affordable(plan)
 
 
 def survey_of(

@@ -374,6 +374,23 @@ class RoundObservation:
 
 
 @dataclass(frozen=True)
+class TrainingEnergy:
+    """The energy of one device's training in a run with an energy budget.
+
+    Attributes:
+        plan_id: the round's plan.
+        device_id: the device.
+        energy_j: joules above idle that the board has drawn; 0 if the training certainly never began.
+        set_aside_j: joules that were set aside for it, which this report replaces.
+    """
+
+    plan_id: str
+    device_id: str
+    energy_j: float
+    set_aside_j: float
+
+
+@dataclass(frozen=True)
 class DeviceResult:
     """The result of one device's part in a round, as the Flower server saw it.
 
@@ -436,6 +453,7 @@ class RoundRecord(_WithResults):
         results: results of the chosen devices that were sent a training; empty until the round is finished.
         metrics: what the strategy reported for the round, such as accuracy.
         wall_s: duration at the Flower server in seconds; None while the round runs.
+        energies: what trainings have drawn, by device id; empty in a run without an energy budget.
     """
 
     plan_id: str
@@ -449,6 +467,12 @@ class RoundRecord(_WithResults):
     results: tuple[DeviceResult, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     wall_s: float | None = None
+    energies: dict[str, TrainingEnergy] = field(default_factory=dict)
+
+    @property
+    def set_aside_j(self) -> float | None:
+        """Joules above idle that were set aside for the trainings; None in a run without an energy budget."""
+        return self.plan.set_aside_j
 
     @property
     def _is_observed(self) -> bool:
@@ -525,6 +549,8 @@ class RunRecord:
         labels: words of the app's author, by which people find it.
         needs_all: whether its strategy needs the update of every device. Its plans select all that the budgets allow,
             whatever the policy.
+        energy_budget_j: joules above idle that its trainings may draw; None without an energy budget.
+        surveys_j: of these, what counts for its surveys: what was set aside for their trainings, or less as reported.
     """
 
     run_id: str
@@ -538,6 +564,8 @@ class RunRecord:
     name: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     needs_all: bool = False
+    energy_budget_j: float | None = None
+    surveys_j: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -569,6 +597,7 @@ StoredRecord = (
     | RunRecord
     | RoundRecord
     | RoundObservation
+    | TrainingEnergy
     | UnplannedRound
     | OperatorRecord
     | GrantRecord

@@ -24,6 +24,7 @@ CHECKED_TABLES = (
     "run",
     "round",
     "observation",
+    "training_energy",
     "unplanned_round",
     "device_overrides",
     "budget_override",

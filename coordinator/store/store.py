@@ -8,7 +8,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from coordinator.state.records import (
     RunRecord,
     StoredGrants,
     StoredRecord,
+    TrainingEnergy,
     UnplannedRound,
     parts_of,
 )
@@ -75,12 +76,13 @@ from coordinator.store.tables import (
     Statements,
     Times,
     TimesOf,
+    TrainingEnergyRow,
     UnplannedRoundRow,
     save_single_rows,
 )
 from wattfleet.common.atomic_files import make_state_folder, sync_folder
 from wattfleet.common.clock import utc_now
-from wattfleet.core.budgets import Override
+from wattfleet.core.budgets import EnergyAccount, Override
 from wattfleet.core.errors import ImplausibleError, InvalidInputError
 from wattfleet.core.planning import History
 
@@ -109,10 +111,36 @@ def round_of(connection: Connection, plan_id: str) -> RoundRecord | None:
     if row is None:
         return None
     observed = connection.execute(select(Observation.__table__).where(Observation.plan_id == plan_id))
+    energies = connection.execute(select(TrainingEnergyRow.__table__).where(TrainingEnergyRow.plan_id == plan_id))
     return tables.round_record(
         row,
         [tables.record_of(ObservedTraining, each) for each in observed],
+        [tables.record_of(TrainingEnergy, each) for each in energies],
     )
+
+
+def energy_of(connection: Connection, runs: Sequence[RunRecord]) -> dict[str, EnergyAccount]:
+    """Load the accounts of those runs that have an energy budget, by run id."""
+    with_budget = [each for each in runs if each.energy_budget_j is not None]
+    run_ids = [each.run_id for each in with_budget]
+    planned = select(Round.run_id, func.sum(Round.set_aside_j)).where(Round.run_id.in_(run_ids))
+    planned_j = {run_id: float(joules or 0.0) for run_id, joules in connection.execute(planned.group_by(Round.run_id))}
+    reported = (
+        select(Round.run_id, func.sum(TrainingEnergyRow.energy_j), func.sum(TrainingEnergyRow.set_aside_j))
+        .join(TrainingEnergyRow, TrainingEnergyRow.plan_id == Round.plan_id)
+        .where(Round.run_id.in_(run_ids))
+        .group_by(Round.run_id)
+    )
+    reported_j = {
+        run_id: (float(spent or 0.0), float(aside or 0.0)) for run_id, spent, aside in connection.execute(reported)
+    }
+    found = {}
+    for run in with_budget:
+        assert run.energy_budget_j is not None, "it has a budget"
+        spent_j, settled_j = reported_j.get(run.run_id, (0.0, 0.0))
+        set_aside_j = max(0.0, planned_j.get(run.run_id, 0.0) - settled_j)
+        found[run.run_id] = EnergyAccount(run.energy_budget_j, spent_j + run.surveys_j, set_aside_j)
+    return found
 
 
 def unplanned(connection: Connection) -> list[tuple[str, int]]:
@@ -192,6 +220,7 @@ def delete_some_of(connection: Connection, run_id: str) -> bool:
     plan_ids = plan_ids_of(connection, run_id)
     deleted = plan_ids[:_DELETED_AT_ONCE]
     connection.execute(delete(Observation).where(Observation.plan_id.in_(deleted)))
+    connection.execute(delete(TrainingEnergyRow).where(TrainingEnergyRow.plan_id.in_(deleted)))
     connection.execute(delete(Round).where(Round.plan_id.in_(deleted)))
     if len(deleted) < len(plan_ids):
         return False
@@ -236,6 +265,7 @@ class StoredState:
         invites: permissions to enrol; some may have expired.
         certificates: certificates that the fleet's authority has issued; some may have expired.
         is_clock_doubtful: the date is implausible, so overrides may have ended long ago.
+        energy: the accounts of runs with an energy budget, by run id.
     """
 
     devices: Sequence[DeviceRecord]
@@ -252,6 +282,7 @@ class StoredState:
     invites: Sequence[InviteRecord]
     certificates: Sequence[CertificateRecord]
     is_clock_doubtful: bool
+    energy: Mapping[str, EnergyAccount] = field(default_factory=dict)
 
     @property
     def archived(self) -> frozenset[str]:
@@ -273,11 +304,12 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
             fronts.setdefault(row.device_id, []).append(known)
     devices = connection.execute(select(DeviceRow.__table__)).all()
     nodes = connection.execute(select(Node.__table__).order_by(Node.bound_at)).all()
+    runs = [tables.run_record(row) for row in connection.execute(select(Run.__table__).order_by(Run.order))]
     return StoredState(
         devices=[tables.device_record(row, fronts.get(row.device_id, ())) for row in devices],
         nodes={int(row.node_id): row.device_id for row in nodes},
         pairing_problems={int(row.node_id): row.pairing_problem for row in nodes if row.pairing_problem is not None},
-        runs=[tables.run_record(row) for row in connection.execute(select(Run.__table__).order_by(Run.order))],
+        runs=runs,
         rounds=current(connection),
         overrides=[
             tables.device_overrides_record(row) for row in connection.execute(select(DeviceOverridesRow.__table__))
@@ -300,6 +332,7 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
         invites=tables.invites(connection),
         certificates=tables.certificates(connection),
         is_clock_doubtful=is_clock_doubtful,
+        energy=energy_of(connection, runs),
     )
 
 
@@ -530,6 +563,8 @@ class Store:
             for device_id, before in stored.items()
             for name in {each.name for each in before} - {each.name for each in fronts[device_id]}
         ]
+        energies = [each for record in planned for each in record.energies.values()]
+        energies += [record for record in records if isinstance(record, TrainingEnergy)]
         references = [tables.row_of(ReferenceRow, each) for each in records if isinstance(each, PublishedReference)]
         with self._transaction() as connection:
             # First, because a forgotten device may have enrolled again since.
@@ -543,6 +578,7 @@ class Store:
                 (self._statements.run, runs),
                 (self._statements.round, round_rows),
                 (self._statements.observation, observations),
+                (self._statements.training_energy, [tables.row_of(TrainingEnergyRow, each) for each in energies]),
                 (
                     self._statements.unplanned,
                     [tables.unplanned_values(each) for each in records if isinstance(each, UnplannedRound)],

@@ -55,6 +55,7 @@ from coordinator.state.records import (
     RunRecord,
     StoredRecord,
     SupplyOverride,
+    TrainingEnergy,
     UnplannedRound,
 )
 from coordinator.state.workload_fronts import WorkloadFront
@@ -182,6 +183,8 @@ class Run(Base):
     name: Mapped[str]
     labels: Mapped[dict[str, str]] = mapped_column(JsonText)
     needs_all: Mapped[bool]
+    energy_budget_j: Mapped[float | None]
+    surveys_j: Mapped[float]
     started_at: Mapped[datetime]
     finished_at: Mapped[datetime | None] = mapped_column(index=True)
     checksum: Mapped[int | None]
@@ -199,6 +202,8 @@ class Round(Base):
     plan: Mapped[bytes]
     nodes: Mapped[dict[str, int]] = mapped_column(JsonText)
     idle_w: Mapped[float]
+    # Of a run with an energy budget, so that its account needs no plans.
+    set_aside_j: Mapped[float | None]
     results: Mapped[list[dict[str, Any]]] = mapped_column(JsonText)
     metrics: Mapped[dict[str, float]] = mapped_column(JsonText)
     wall_s: Mapped[float | None]
@@ -216,6 +221,17 @@ class Observation(Base):
     epoch_s: Mapped[float]
     power_w: Mapped[float]
     beside_duty: Mapped[bool]
+    checksum: Mapped[int | None]
+
+
+class TrainingEnergyRow(Base):
+    """What one device's training has drawn, in a round of a run with an energy budget."""
+
+    __tablename__ = "training_energy"
+    plan_id: Mapped[str] = mapped_column(primary_key=True)
+    device_id: Mapped[str] = mapped_column(primary_key=True)
+    energy_j: Mapped[float]
+    set_aside_j: Mapped[float]
     checksum: Mapped[int | None]
 
 
@@ -411,6 +427,7 @@ class Statements:
         self.round = self._replacing(Round, "plan_id")
         self.unplanned = self._replacing(UnplannedRoundRow, "run_id", "number")
         self.observation = self._replacing(Observation, "plan_id", "device_id")
+        self.training_energy = self._replacing(TrainingEnergyRow, "plan_id", "device_id")
         self.device_overrides = self._replacing(DeviceOverridesRow, "device_id")
         self.override = self._replacing(BudgetOverride, "supply")
         self.reference = self._replacing(ReferenceRow, "digest")
@@ -623,13 +640,16 @@ def round_values(record: RoundRecord) -> Values:
     return row_of(Round, record, plan=message.SerializeToString(deterministic=True), results=results)
 
 
-def round_record(row: Row[Any], observations: Iterable[ObservedTraining]) -> RoundRecord:
-    """Build a round from its columns and its observations."""
+def round_record(
+    row: Row[Any], observations: Iterable[ObservedTraining], energies: Iterable[TrainingEnergy] = ()
+) -> RoundRecord:
+    """Build a round from its columns, its observations, and what its trainings have drawn."""
     return record_of(
         RoundRecord,
         row,
         plan=plan_from_message(planning_pb2.PlanRoundResponse.FromString(row.plan)),
         observations={observed.device_id: observed for observed in observations},
+        energies={each.device_id: each for each in energies},
         results=tuple(DeviceResult(**result) for result in row.results),
     )
 

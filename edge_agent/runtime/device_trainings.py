@@ -409,6 +409,12 @@ class DeviceTrainings:
                 raise
             finally:
                 self.running = None
+                if grant.counts_energy and (drawn := self._watch.drawn) is not None:
+                    self._session.report_energy(
+                        session_pb2.TrainingEnergy(
+                            plan_id=grant.plan_id, energy_j=drawn.energy_j, lasted_s=drawn.lasted_s
+                        )
+                    )
             self._supervisor.handle(TrainingParked("learns from its training"))
             await run_uncancelled(
                 learn_from_round(training.learner, observed, request.finish, self._supervisor, unmeasured)

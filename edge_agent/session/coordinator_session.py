@@ -251,6 +251,10 @@ class CoordinatorSession:
         """Report the time and power of a round's training."""
         self._put(session_pb2.SessionRequest(observation=report))
 
+    def report_energy(self, report: session_pb2.TrainingEnergy) -> None:
+        """Report the energy of a training."""
+        self._put(session_pb2.SessionRequest(energy=report))
+
     def report_removed(self, workload: str) -> None:
         """Report that the device has removed its data of a workload."""
         self._put(session_pb2.SessionRequest(removed=session_pb2.WorkloadRemoved(workload=workload)))

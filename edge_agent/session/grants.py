@@ -52,6 +52,7 @@ class AgentGrant:
         batch: batch size chosen by the plan, samples; 0 if the plan chose none.
         measuring: limits of a training that is run in order to measure; None for a training of a round.
         planned_s: seconds that the round is planned to take; 0 if unknown.
+        counts_energy: whether to report the energy of the training, because its run has an energy budget.
     """
 
     grant_id: int
@@ -63,6 +64,7 @@ class AgentGrant:
     batch: int = 0
     measuring: MeasuringLimits | None = None
     planned_s: float = 0.0
+    counts_energy: bool = False
 
 
 class HeldGrant:
@@ -372,4 +374,5 @@ def _grant(message: session_pb2.Grant) -> AgentGrant:
         message.batch,
         measuring,
         message.planned_s,
+        message.counts_energy,
     )

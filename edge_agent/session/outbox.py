@@ -157,7 +157,7 @@ class OutboxFile:
 
 
 MAX_OBSERVATIONS = 1000
-"""Observations that are kept while the coordinator is unreachable; beyond them, the oldest are dropped."""
+"""Observations and energies that are kept while the coordinator is unreachable; beyond them, the oldest are dropped."""
 
 
 class Outbox:
@@ -227,10 +227,15 @@ class Outbox:
             self._unacknowledged.pop(older.sequence, None)
 
     def _drop_oldest(self) -> None:
-        waiting = [number for number, request in self._unacknowledged.items() if request.HasField("observation")]
+        waiting = [
+            number
+            for number, request in self._unacknowledged.items()
+            if request.HasField("observation") or request.HasField("energy")
+        ]
         for number in waiting[: max(0, len(waiting) - MAX_OBSERVATIONS)]:
             self.dropped += 1
-            plan_id = self._unacknowledged.pop(number).observation.plan_id
+            request = self._unacknowledged.pop(number)
+            plan_id = request.energy.plan_id or request.observation.plan_id
             _log.warning("the observation of %s is dropped, %d so far: the outbox is full", plan_id, self.dropped)
 
     def _store(self) -> None:
@@ -270,6 +275,9 @@ def _parsed(line: bytes) -> session_pb2.SessionRequest | None:
         return request if request.removed.workload else None
     if request.HasField("unplanned"):
         return request if is_flower_run(request.unplanned.run_id) else None
+    if request.HasField("energy"):
+        drawn = (request.energy.energy_j, request.energy.lasted_s)
+        return request if all(0 <= value < math.inf for value in drawn) else None
     seen = request.observation
     sound = request.HasField("observation") and all(0 < value < math.inf for value in (seen.epoch_s, seen.power_w))
     return request if sound else None

@@ -136,6 +136,35 @@ def mean_power_w(trace: PowerTrace, begun_s: float, ended_s: float) -> float | N
     return float(np.mean(trace.power_mw[was_read])) / 1e3
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The energy of a training, from the change to its mode until the board was parked.
+
+    Attributes:
+        energy_j: joules that the board has drawn, its idle power included.
+        lasted_s: seconds.
+    """
+
+    energy_j: float
+    lasted_s: float
+
+
+def drawn_of(trace: PowerTrace, began_s: float, ended_s: float) -> Drawn | None:
+    """Return the energy of a training; None if its power could not be read.
+
+    Args:
+        trace: power samples of the training.
+        began_s: when the training began, device-clock seconds.
+        ended_s: when it ended.
+    """
+    try:
+        power_w = mean_power_w(trace, began_s, ended_s)
+    except PowerNotReadError as error:
+        _log.warning("the energy of the training is unknown: %s", error)
+        return None
+    return None if power_w is None else Drawn(power_w * (ended_s - began_s), ended_s - began_s)
+
+
 # --- Training ---------------------------------------------------------------------------------------------------------
 
 # Limits on what an app may request, so that seconds per epoch remain usable numbers.
@@ -216,7 +245,12 @@ class _Running:
 
 
 class TrainingRunner:
-    """Runs the trainings of a device, one at a time."""
+    """Runs the trainings of a device, one at a time.
+
+    Attributes:
+        drawn: the energy of the last training that has ended; None if it is unknown, or if none has ended since
+            `start`.
+    """
 
     def __init__(
         self,
@@ -243,6 +277,7 @@ class TrainingRunner:
         self._resting = resting
         self._granted = granted
         self._running: _Running | None = None
+        self.drawn: Drawn | None = None
 
     @property
     def _parked(self) -> PowerMode:
@@ -281,6 +316,7 @@ class TrainingRunner:
         if not _MIN_EPOCHS <= epochs <= _MAX_EPOCHS:
             raise InvalidInputError(f"epochs must be {_MIN_EPOCHS:g} to {_MAX_EPOCHS:g}, not {epochs:g}")
         self.abandon()
+        self.drawn = None
         self._granted(power_limit_w)
         self._apply(mode, trained)
         app = self._device.begin_training(trained.paced)
@@ -577,7 +613,7 @@ class TrainingRunner:
                 ended_s = self._device.clock.now_s()
                 changed = self._device.differences(running.mode)
             finally:
-                trace = running.meter.stop()
+                trace = self._read(running)
         if changed:
             _log.warning(
                 "the observation of %s is discarded, as another process changed the mode: %s",
@@ -632,7 +668,13 @@ class TrainingRunner:
         running, self._running = self._running, None
         if running is not None:
             with self._ending(running):
-                running.meter.stop()
+                self._read(running)
+
+    def _read(self, running: _Running) -> PowerTrace:
+        """Stop the power meter, and note the energy of the training."""
+        trace = running.meter.stop()
+        self.drawn = drawn_of(trace, running.began_s, self._device.clock.now_s())
+        return trace
 
     @contextmanager
     def _ending(self, running: _Running) -> Iterator[None]:

@@ -89,6 +89,9 @@ def _session() -> list[Message]:
         session_pb2.SessionRequest(sequence=1, front=front),
         session_pb2.SessionRequest(sequence=2, state=state),
         session_pb2.SessionRequest(sequence=3, observation=seen),
+        session_pb2.SessionRequest(
+            sequence=6, energy=session_pb2.TrainingEnergy(plan_id=_PLAN, energy_j=500.0, lasted_s=20.0)
+        ),
         session_pb2.SessionRequest(sequence=4, removed=session_pb2.WorkloadRemoved(workload="another network")),
         session_pb2.SessionRequest(sequence=5, unplanned=session_pb2.UnplannedTraining(run_id="another run")),
     ]
@@ -99,8 +102,15 @@ def _planning() -> dict[str, Message]:
     of_node = planning_pb2.NodeResult(node_id=KNOWN_NODES[0], result=result)
     return {
         "StartRun": planning_pb2.StartRunRequest(
-            run_id=RUN, strategy="FedAvg", rounds=100, workload=WORKLOAD, name="night", app="a/b", labels={"lr": "0.1"}
-        ),
+            run_id=RUN,
+            strategy="FedAvg",
+            rounds=100,
+            workload=WORKLOAD,
+            name="night",
+            app="a/b",
+            labels={"lr": "0.1"},
+            energy_budget_j=1e6,
+        ),  # fmt: skip
         "BindNodes": planning_pb2.BindNodesRequest(
             bindings=[planning_pb2.NodeBinding(node_id=KNOWN_NODES[0], device_id=DEVICES[0], pairing_problem="")]
         ),

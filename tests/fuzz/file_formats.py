@@ -177,6 +177,8 @@ def _outbox(folder: Path) -> bytes:
     for number in range(3):
         seen = session_pb2.Observation(plan_id=f"7/{number}", epoch_s=20.0, power_w=30.0)
         outbox.add(session_pb2.SessionRequest(observation=seen))
+        drawn = session_pb2.TrainingEnergy(plan_id=f"7/{number}", energy_j=900.0, lasted_s=25.0)
+        outbox.add(session_pb2.SessionRequest(energy=drawn))
     return (folder / "outbox.jsonl").read_bytes()
 
 

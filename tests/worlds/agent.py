@@ -37,7 +37,7 @@ class MemoryFile:
         return deepcopy(self._kept)
 
     def store(self, requests: list[session_pb2.SessionRequest]) -> None:
-        self._kept = [deepcopy(each) for each in requests if each.HasField("observation")]
+        self._kept = [deepcopy(each) for each in requests if each.HasField("observation") or each.HasField("energy")]
 
 
 class OpenGrants(GrantKeeper):
@@ -109,6 +109,9 @@ class Device:
         self._life = 0
         self.app: App | None = None
         self._waiting: list[App] = []
+        # What the training in progress draws: plan, watts, since when; and the joules and seconds so far.
+        self._metered: tuple[str, float, float] | None = None
+        self._drawn_j = self._lasted_s = 0.0
         self._boot()
 
     @property
@@ -133,6 +136,17 @@ class Device:
             return max(self.idle_w, *(float(front.planned_w[0]) for front in self.fronts.values()))
         training = self.training
         return self.idle_w if training is None or training.power_limit_w < self.idle_w else training.power_limit_w
+
+    def meter(self) -> None:
+        """Add what was drawn since the last event, which is the only thing that changes the power."""
+        now_s = self.clock_s()
+        if self._metered is not None:
+            plan_id, watts, since_s = self._metered
+            self._drawn_j += watts * (now_s - since_s)
+            self._lasted_s += now_s - since_s
+            self._world.oracle.drew(plan_id, (watts - self.idle_w) * (now_s - since_s))
+        training = self.training
+        self._metered = None if training is None else (training.plan_id, self.drawn_w, now_s)
 
     # --- restarts of the agent ----------------------------------------------------------------------------------
 
@@ -318,6 +332,8 @@ class Device:
         self._waiting.remove(app)
         grant = self.held.begin(app.plan_id, now_s)
         self._world.note(f"{self.id}: begins {grant.plan_id} at {grant.power_limit_w:.0f} W, grant {grant.grant_id}")
+        self.meter()
+        self._drawn_j = self._lasted_s = 0.0
         self._world.oracle.began(self, grant)
         self._training_began(app, grant)
         self.grants.on_change()
@@ -391,6 +407,12 @@ class Device:
             if self.app is not app or training is None:
                 return
             self._world.note(f"{self.id}: parked, {training.plan_id} is over")
+            self.meter()
+            if training.counts_energy:
+                drawn = session_pb2.TrainingEnergy(
+                    plan_id=training.plan_id, energy_j=self._drawn_j, lasted_s=self._lasted_s
+                )
+                self.outbox.add(session_pb2.SessionRequest(energy=drawn))
             self.grants.ended()
             self.app = None
             self._training_ended(training, is_finished)

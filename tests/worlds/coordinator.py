@@ -26,7 +26,7 @@ from tests.worlds.agent import PROFILE_MODES
 from tests.worlds.flower import workload_of
 from tests.worlds.oracle import Account
 from tests.worlds.timeline import CLOSED, RETURN_GRACE_S, TICK_S, Action, Stream
-from wattfleet.core.budgets import InForce
+from wattfleet.core.budgets import EnergyAccount, InForce
 from wattfleet.core.errors import WattfleetError
 from wattfleet.core.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
 from wattfleet.core.planning import Allowance
@@ -74,6 +74,20 @@ class Stored:
     def grants(self) -> StoredGrants:
         """The stored grants."""
         return StoredGrants(given_up={each.device_id: each for each in self.given_ups.values() if each.plan_id})
+
+    def energy(self) -> dict[str, EnergyAccount]:
+        """The accounts of runs with an energy budget, as `coordinator.store.store.energy_of` sums them up."""
+        found = {}
+        for run in self.runs.values():
+            if run.energy_budget_j is None:
+                continue
+            rounds = [each for each in self.rounds.values() if each.run_id == run.run_id]
+            reported = [each for record in rounds for each in record.energies.values()]
+            set_aside_j = sum(record.set_aside_j or 0.0 for record in rounds)
+            set_aside_j -= sum(each.set_aside_j for each in reported)
+            spent_j = run.surveys_j + sum(each.energy_j for each in reported)
+            found[run.run_id] = EnergyAccount(run.energy_budget_j, spent_j, max(0.0, set_aside_j))
+        return found
 
     def current(self) -> list[RoundRecord]:
         """The rounds that are loaded at a start, oldest first, chosen as `coordinator.store.store.current` does."""
@@ -280,7 +294,7 @@ class RoundPlanning:
                 self._send_due()
                 reply(plan_id, sorted(parts))
 
-            self._repository.save_grants(saved)
+            self._repository.save("run", run_id, flower.run(run_id), saved)
 
         try:
             plan = flower.request_measuring(run_id, nodes, 1.0, PROFILE_MODES, survey_s).planned()
@@ -335,6 +349,7 @@ class Coordinator:
             now_s=self._now_s,
             stored_grants=stored.grants,
             max_workloads=world.max_fronts,
+            energy=stored.energy(),
         )
         settings = SessionSettings(lease_s=world.lease_s, return_grace_s=RETURN_GRACE_S)
         self._leases = Leases(self._now_s(), self._connected_before, settings)
@@ -435,6 +450,19 @@ class Coordinator:
         elif body == "front":
             record = self._take_fronts(self._world.devices[device_id], message.front.idle_w)
             self._repository.save("device", device_id, record, acknowledge)
+        elif body == "energy":
+            drawn = message.energy
+            self._repository.is_known(drawn.plan_id)
+            try:
+                changed = self.fleet.report_energy(device_id, drawn.plan_id, drawn.energy_j, drawn.lasted_s)
+            except UnknownRecordError:
+                changed = None
+            if isinstance(changed, RunRecord):
+                self._repository.save("run", changed.run_id, changed, acknowledge)
+            elif changed is not None:
+                self._repository.save_round(drawn.plan_id, acknowledge)
+            else:
+                acknowledge()
         else:
             seen = message.observation
             self._repository.is_known(seen.plan_id)
@@ -599,7 +627,9 @@ class Coordinator:
         """Start a run."""
         if self.fleet is not None:
             workload = Workload(workload_of(run_id))
-            started = self.fleet.flower.start_run(run_id, "FedAvg", 100, workload=workload)
+            budget_j = self._world.energy_budget_j(run_id)
+            rounds = 100 if budget_j is None else 0
+            started = self.fleet.flower.start_run(run_id, "FedAvg", rounds, workload=workload, energy_budget_j=budget_j)
             self._repository.save("run", run_id, started, then)
             if self._world.announces:
                 for device_id in sorted(self._orders_to):
@@ -615,9 +645,10 @@ class Coordinator:
     def finish_round(self, plan_id: str) -> None:
         """Finish a round."""
         if self.fleet is not None and self._repository.is_known(plan_id):
-            finished = self.fleet.rounds.finish(plan_id, [], 3.0)
+            self.fleet.rounds.finish(plan_id, [], 3.0)
+            self.fleet.settle_unbegun(plan_id)
             self.fleet.flower.end_measuring(run_of(plan_id))
-            self._repository.save("round", plan_id, finished)
+            self._repository.save_round(plan_id)
             self._send_due()
 
     def abandon(self, plan_id: str) -> None:

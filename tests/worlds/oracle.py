@@ -303,6 +303,7 @@ class Oracle:
         # The plans of trainings that are over but count, each with the session and since when.
         self._overcounted: dict[str, tuple[str, Stream, float]] = {}
         self.worst_excess_w = 0.0
+        self._drawn_j: dict[str, float] = defaultdict(float)
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -336,6 +337,39 @@ class Oracle:
     def restarted(self, device: Device) -> None:
         """The agent is restarted."""
         self._ledgers[device.id] = Ledger()
+
+    def drew(self, plan_id: str, joules: float) -> None:
+        """A training has drawn joules above idle; those of a run never exceed its energy budget."""
+        run_id = run_of(plan_id)
+        self._drawn_j[run_id] += joules
+        budget_j = self._world.energy_budget_j(run_id)
+        if budget_j is not None and self._drawn_j[run_id] > budget_j * (1 + _CLOSE):
+            raise self._broken("joules", f"{run_id} has drawn {self._drawn_j[run_id]:.0f} J of {budget_j:.0f} J")
+        fleet = self._world.coordinator.fleet
+        account = None if fleet is None else fleet.flower.energy.of(run_id)
+        if account is not None:
+            counted_j = account.spent_j + account.set_aside_j
+            if self._drawn_j[run_id] > counted_j * (1 + _CLOSE) + _CLOSE:
+                raise self._broken(
+                    "joules counted", f"{run_id} has drawn {self._drawn_j[run_id]:.0f} J and counts {counted_j:.0f} J"
+                )
+
+    def spent(self, run_id: str, spent_j: float, budget_j: float, least_j: float) -> None:
+        """No further round of a run can be planned, because its energy is used up.
+
+        Args:
+            run_id: the run.
+            spent_j: what its trainings have reported, or what was set aside for those that did not report.
+            budget_j: its energy budget.
+            least_j: the least that was set aside for one of its trainings.
+        """
+        self._require(
+            "spent",
+            budget_j - max(0.05 * budget_j, least_j) <= spent_j <= budget_j * (1 + _CLOSE),
+            f"{run_id} has spent {spent_j:.0f} J of {budget_j:.0f} J",
+        )
+        drawn_j = self._drawn_j[run_id]
+        self._require("spent", drawn_j <= spent_j * (1 + _CLOSE), f"{run_id} has drawn {drawn_j:.0f} J")
 
     def greeted(self, device: Device) -> None:
         """The agent sends a Hello."""
@@ -406,7 +440,7 @@ class Oracle:
                 any(is_on(assigned, front, factors[assigned.device_id]) for front in fronts),
                 f"{assigned.device_id} is planned for {record.plan_id} with another front than that of {workload}",
             )
-        if len(request.offers) > MOST_TRIED:
+        if len(request.offers) > MOST_TRIED or request.energy is not None:
             return
         fronts_of = {
             each.device_id: points_of(

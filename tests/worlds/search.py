@@ -20,9 +20,9 @@ from tests.worlds.world import run
 class BrokenWorldError(AssertionError):
     """A broken invariant, with the smallest world found that breaks it."""
 
-    def __init__(self, seed: int, error: BrokenPromiseError, steps: Sequence[Step]) -> None:
+    def __init__(self, seed: int, error: BrokenPromiseError, steps: Sequence[Step], has_energy: bool) -> None:
         notes: list[str] = []
-        shrunk = run(seed, steps, notes)
+        shrunk = run(seed, steps, notes, has_energy)
         lines = [
             f"world {seed}: {error}",
             f"after shrinking to {len(steps)} steps: {shrunk}",
@@ -33,29 +33,30 @@ class BrokenWorldError(AssertionError):
         super().__init__("\n".join(lines))
 
 
-def search(first: int, count: int, profiling: bool = False) -> None:
+def search(first: int, count: int, profiling: bool = False, has_energy: bool = False) -> None:
     """Run random worlds.
 
     Args:
         first: seed of the first world.
         count: number of worlds.
         profiling: whether devices are also profiled again, which is not granted.
+        has_energy: whether each run has an energy budget.
 
     Raises:
         BrokenWorldError: an invariant does not hold.
     """
     for seed in range(first, first + count):
         steps = steps_of(seed, profiling)
-        error = run(seed, steps)
+        error = run(seed, steps, has_energy=has_energy)
         if error is not None:
-            raise BrokenWorldError(seed, error, shrink(seed, steps, error))
+            raise BrokenWorldError(seed, error, shrink(seed, steps, error, has_energy), has_energy)
 
 
-def shrink(seed: int, steps: Sequence[Step], error: BrokenPromiseError) -> list[Step]:
+def shrink(seed: int, steps: Sequence[Step], error: BrokenPromiseError, has_energy: bool = False) -> list[Step]:
     """Empty steps, then remove them, as long as the same invariant is broken (delta debugging)."""
 
     def is_broken(fewer: Sequence[Step]) -> bool:
-        broken = run(seed, fewer)
+        broken = run(seed, fewer, has_energy=has_energy)
         return broken is not None and broken.promise == error.promise
 
     def idle(some: Sequence[Step]) -> list[Step]:
@@ -88,16 +89,17 @@ def main() -> int:
     parser.add_argument("--worlds", type=int, default=1000, help="how many worlds")
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--profiling", action="store_true", help="devices also profile again")
+    parser.add_argument("--energy", action="store_true", help="each run has an energy budget")
     options = parser.parse_args()
     began_s = time.process_time()
     try:
-        search(options.first, options.worlds, options.profiling)
+        search(options.first, options.worlds, options.profiling, options.energy)
     except BrokenWorldError as broken:
         print(broken)
         return 1
     if options.worlds == 1:
         notes: list[str] = []
-        run(options.first, steps_of(options.first, options.profiling), notes)
+        run(options.first, steps_of(options.first, options.profiling), notes, options.energy)
         print("\n".join(notes))
     print(f"{options.worlds:,} worlds: every promise holds ({time.process_time() - began_s:.0f} s of one core)")
     return 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import replace
 
 import pytest
 
+from coordinator.state.energy import EnergyAccounts
 from coordinator.state.fleet import Fleet
 from coordinator.state.flower import FlowerRuns
 from coordinator.state.power_draw import PowerDraw
@@ -15,7 +16,7 @@ from coordinator.state.rounds.grants import CountedOn, DeviceGrant, Grants, Pend
 from edge_agent.session.grants import AgentGrant, HeldGrant
 from tests.worlds.rules import steps_of
 from tests.worlds.world import run
-from wattfleet.core.budgets import InForce
+from wattfleet.core.budgets import EnergyAccount, InForce
 from wattfleet_proto.device_state import GrantPhase
 
 # ruff: noqa: SLF001 - mutants break internals
@@ -302,3 +303,66 @@ def test_the_worlds_find_a_mistake(
     mutate(monkeypatch)
     measuring = mutate not in ONLY_WITH_ROUNDS
     assert any(run(seed, steps_of(seed, measuring=measuring)) is not None for seed in seeds)
+
+
+# --- Energy -----------------------------------------------------------------------------------------------------------
+# Mistakes in the account of a run's energy, which worlds with energy budgets detect.
+
+
+def energy_is_not_set_aside(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EnergyAccount, "set_aside", lambda self, joules: self)
+
+
+def a_training_without_a_report_is_free(patch: pytest.MonkeyPatch) -> None:
+    def is_over(self: Grants, device_id: str, plan_id: str) -> bool:
+        known = self.of(device_id)
+        return known is not None and known.plan_id == plan_id and known.is_over
+
+    patch.setattr(Grants, "never_began", is_over)
+
+
+def a_restarted_agent_trains_again(patch: pytest.MonkeyPatch) -> None:
+    not_in_force = DeviceGrant.not_in_force
+
+    def uncounted(self: DeviceGrant, plan_id: str, phase: GrantPhase, now_s: float | None = None) -> DeviceGrant:
+        after = not_in_force(replace(self, grant=replace(self.grant, counts_energy=False)), plan_id, phase, now_s)
+        return replace(after, grant=self.grant)
+
+    patch.setattr(DeviceGrant, "not_in_force", uncounted)
+
+
+def a_restart_forgets_what_was_spent(patch: pytest.MonkeyPatch) -> None:
+    started = EnergyAccounts.__init__
+
+    def empty(self: EnergyAccounts, accounts: Mapping[str, EnergyAccount] | None = None) -> None:
+        started(self, {run_id: EnergyAccount(each.budget_j) for run_id, each in (accounts or {}).items()})
+
+    patch.setattr(EnergyAccounts, "__init__", empty)
+
+
+def a_training_lasts_longer_than_its_energy(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("coordinator.state.rounds.grants.granted_s", lambda longest_s: 3 * longest_s)
+
+
+def a_survey_is_free(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EnergyAccounts, "surveyed", lambda self, run, plan_id, assignments: run)
+
+
+ENERGY_MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    energy_is_not_set_aside: 0,
+    a_training_without_a_report_is_free: 109,
+    a_restarted_agent_trains_again: 8,
+    a_restart_forgets_what_was_spent: 7,
+    a_training_lasts_longer_than_its_energy: 1,
+    a_survey_is_free: 27,
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mutate", ENERGY_MUTANTS)
+def test_the_worlds_find_a_mistake_with_energy(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = [ENERGY_MUTANTS[mutate], *range(MOST_WORLDS)]
+    mutate(monkeypatch)
+    assert any(run(seed, steps_of(seed), has_energy=True) is not None for seed in seeds)

@@ -18,6 +18,7 @@ from tests.worlds.oracle import BrokenPromiseError, Oracle
 from tests.worlds.rules import RULES, Step
 from tests.worlds.timeline import CONFIRM_TIMEOUT_S, LEASE_S, LIFETIMES_S, MARGIN_S, Timeline
 from wattfleet.core.choosing import Front
+from wattfleet.core.errors import EnergySpentError
 from wattfleet.core.planning.policies import AllDevices, FastestK, Policy, RandomK
 
 
@@ -31,20 +32,25 @@ class World:
         focus: the device of the last event.
         announces: whether the coordinator announces workloads.
         max_fronts: the most fronts of a device that the coordinator keeps.
+        has_energy: whether each run has an energy budget.
     """
 
     announces = False
     max_fronts = 32
+    has_energy = False
     devices: Mapping[str, Device]
     servers: Sequence[FlowerServer]
 
-    def __init__(self, seed: int, notes: list[str] | None = None) -> None:
+    def __init__(self, seed: int, notes: list[str] | None = None, has_energy: bool = False) -> None:
         """Make a world.
 
         Args:
             seed: seed of its devices, settings and first details.
             notes: receives a line of text for every event.
+            has_energy: whether each run has an energy budget.
         """
+        self._seed, self.has_energy, self._is_settling = seed, has_energy, False
+        self._budgets_j: dict[str, float] = {}
         self.rng = random.Random(seed)
         self._notes = notes
         self.timeline = Timeline(self._check)
@@ -87,7 +93,22 @@ class World:
         return [FlowerServer(self, "a"), FlowerServer(self, "b")]
 
     def _check(self) -> None:
+        for device in self.devices.values():
+            device.meter()
         self.oracle.check()
+
+    def energy_budget_j(self, run_id: str) -> float | None:
+        """The joules above idle that a run may draw; None without an energy budget.
+
+        While the world is eventful, the energy of most runs is used up soon.
+        """
+        if not self.has_energy:
+            return None
+        if run_id not in self._budgets_j:
+            draw = random.Random(f"{self._seed} {run_id}")
+            is_scarce = not self._is_settling and draw.random() < 0.7
+            self._budgets_j[run_id] = draw.uniform(300.0, 2e3) if is_scarce else draw.uniform(2.5e3, 1.5e4)
+        return self._budgets_j[run_id]
 
     @property
     def run_ids(self) -> set[str]:
@@ -141,6 +162,7 @@ class World:
             BrokenPromiseError: a device cannot.
         """
         self.note("-- settle")
+        self._is_settling = True
         self.coordinator.stored.fails_until_s = 0.0
         for device in self.devices.values():
             device.unreachable_until_s = device.flaps_until_s = 0.0
@@ -162,7 +184,8 @@ class World:
             self.coordinator.abandon(record.plan_id)
         self.timeline.advance(self.lifetime_s * 1.01 + self.margin_s + 2.0)
         run_id, nodes = self.servers[0].run_id, list(range(len(self.devices)))
-        self._measure_at_rest(run_id, nodes)
+        if not self.has_energy:
+            self._measure_at_rest(run_id, nodes)
         request = None
         try:
             request = fleet.flower.request_round(run_id, 1, nodes, 1.0)
@@ -173,6 +196,31 @@ class World:
         record = fleet.flower.accept_plan(request, request.planned())
         self.timeline.advance(1.0)
         self._train_at_rest(record.plan_id, sorted(record.nodes), 5.0)
+        if self.has_energy:
+            self._spend_at_rest(run_id, nodes)
+
+    def _spend_at_rest(self, run_id: str, nodes: list[int]) -> None:
+        """Train until the energy of a run is used up, and check that nearly all of it was spent."""
+        fleet = self.coordinator.fleet
+        assert fleet is not None
+        least_j = float("inf")
+        for number in range(2, 2_000):
+            fleet.flower.release(run_id, nodes)
+            self.timeline.advance(4.0)
+            try:
+                request = fleet.flower.request_round(run_id, number, nodes, 1.0)
+                record = fleet.flower.accept_plan(request, request.planned())
+            except EnergySpentError:
+                break
+            least_j = min(least_j, *(each.set_aside_j for each in record.plan.assignments))
+            self.timeline.advance(1.0)
+            for device_id in sorted(record.nodes):
+                self.devices[device_id].ask_to_train(record.plan_id, 5.0, False)
+            self.timeline.advance(15.0)
+            self.coordinator.finish_round(record.plan_id)
+        account = fleet.flower.energy.of(run_id)
+        assert account is not None
+        self.oracle.spent(run_id, account.spent_j + account.set_aside_j, account.budget_j, least_j)
 
     def _measure_at_rest(self, run_id: str, nodes: list[int]) -> None:
         """Check that devices measure, whatever was forgotten, and stop when a round needs them."""
@@ -199,11 +247,13 @@ class World:
             raise BrokenPromiseError("plannable", f"{idle} do not train for {plan_id} in a quiet world")
 
 
-def run(seed: int, steps: Sequence[Step], notes: list[str] | None = None) -> BrokenPromiseError | None:
+def run(
+    seed: int, steps: Sequence[Step], notes: list[str] | None = None, has_energy: bool = False
+) -> BrokenPromiseError | None:
     """Run a world; returns the invariant that was broken."""
     ids = random.Random(seed)  # grant ids, seeded so that a world can be repeated exactly
     with patch.object(secrets, "randbits", ids.getrandbits):
-        world = World(seed, notes)
+        world = World(seed, notes, has_energy)
         try:
             with patch.object(time, "time", lambda: 1.7e9 + world.timeline.now_s + world.date_s):
                 for step in steps:

@@ -36,6 +36,10 @@ class InfeasibleBudgetError(InvalidInputError):
     """No device can work within the given watts."""
 
 
+class EnergySpentError(WattfleetError):
+    """What is left of an energy budget does not suffice for another training: raise the budget, or end the run."""
+
+
 class NoCandidatesError(WattfleetError):
     """The operator, limits or failures exclude every device that is ready: wait for other devices."""
 

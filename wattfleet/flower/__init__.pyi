@@ -6,6 +6,7 @@ from .client.loaders import until_deadline as until_deadline
 from .client.mod import power_mode_mod as power_mode_mod
 from .client.step_count import StepCount as StepCount
 from .client.step_count import count_step as count_step
+from .server.errors import EnergyUsedUpError as EnergyUsedUpError
 from .server.errors import NoUpdatesError as NoUpdatesError
 from .server.errors import PlanningError as PlanningError
 from .server.errors import TwoStrategiesError as TwoStrategiesError

@@ -115,6 +115,14 @@ def simulate(
             metavar="WATTS",
         ),
     ] = 70.0,
+    energy_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Let the trainings of each run draw at most this energy above the idle power of their boards, such as"
+            " 20kJ or 5Wh. The run ends when it is used up. Default: no energy budget.",
+            show_default=False,
+        ),
+    ] = None,
     modes: Annotated[
         int, typer.Option(help="Profile at most this many power modes on each device. Default: 50.", show_default=False)
     ] = 50,
@@ -232,4 +240,5 @@ def simulate(
         duties=duty or (),
         out=out,
         as_json=json_,
+        energy_budget=energy_budget,
     )

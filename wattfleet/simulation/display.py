@@ -250,6 +250,21 @@ def closing_line(run: Mapping[str, Any]) -> str:
         f" watts held in {sum(held)} of {count_of(len(held), 'observed round')}"
         f"{f' ({unseen} not observed)' if unseen else ''},"
         f" {energy_text(sum(joules) if joules else None)} for {trainings_words(observed, trainings)}"
+        f"{_energy_words(run)}"
+    )
+
+
+def _energy_words(run: Mapping[str, Any]) -> str:
+    """What a run has done with its energy budget, and whether it has ended because of it; empty without one."""
+    energy = run["energy"]
+    if energy is None:
+        return ""
+    done, asked_for = len(run["rounds"]), run["rounds_asked_for"]
+    why = "all its rounds were done" if done >= asked_for else "the rest does not suffice for another training"
+    set_aside = f" and {energy_text(energy['set_aside_j'])} set aside" if energy["set_aside_j"] else ""
+    return (
+        f"; {energy_text(energy['spent_j'])} above idle spent{set_aside} of the energy budget of"
+        f" {energy_text(energy['budget_j'])}: it ended after {done} of {count_of(asked_for, 'round')}, because {why}"
     )
 
 

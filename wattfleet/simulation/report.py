@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -206,6 +207,7 @@ def build_report(
             "apps": ["+".join(map(str, together)) for together in settings.apps],
             "rounds": settings.rounds,
             "site_budget_w": settings.site_budget_w,
+            "energy_budget_j": settings.energy_budget_j,
             "modes": settings.profile_modes,
             "policy": settings.policy,
             "clients": settings.clients,
@@ -250,6 +252,8 @@ def _run(
         "median_error": {quantity: _median_error(rounds, quantity) for quantity in ("epoch_s", "power_w")},
         "initial_accuracy": last.initial_metrics.get("accuracy"),
         "final_accuracy": last.rounds[-1].metrics["accuracy"],
+        "rounds_asked_for": last.rounds_in_run,
+        "energy": None if last.energy is None else asdict(last.energy),
     }
 
 

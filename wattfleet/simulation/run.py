@@ -25,6 +25,7 @@ from wattfleet.common.console import print_line, rounds_text
 from wattfleet.common.coordinator_channel import CoordinatorUnreachableError
 from wattfleet.common.identity.channels import Endpoint
 from wattfleet.common.identity.joining import EnrolmentRefusedError
+from wattfleet.core.budgets import EnergyAccount
 from wattfleet.core.choosing import KnownModes
 from wattfleet.core.duties import ConstantArrivals, Demand, Duty, keep_duty
 from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
@@ -357,6 +358,13 @@ def _state(device: view_pb2.DeviceView) -> str:
     return f"{device.device_id} {word}" + (f" ({device.detail})" if device.detail else "")
 
 
+def _energy(run: view_pb2.RunView) -> EnergyAccount | None:
+    """What a run has spent of its energy budget; None without one."""
+    if not run.HasField("energy_budget_j"):
+        return None
+    return EnergyAccount(run.energy_budget_j, run.energy_spent_j, run.energy_set_aside_j)
+
+
 # --- Duties -----------------------------------------------------------------------------------------------------------
 # The duties of a simulated fleet, and whether its boards can keep them.
 
@@ -446,6 +454,7 @@ class SimulationProgress:
         elapsed_s: seconds since the start.
         rounds_in_run: how many rounds each run has.
         left_s: estimated seconds until the last round has ended; None if it is unknown.
+        energy: what the run has spent of its energy budget; None without one.
     """
 
     phase: str
@@ -458,6 +467,7 @@ class SimulationProgress:
     elapsed_s: float
     rounds_in_run: int = 0
     left_s: float | None = None
+    energy: EnergyAccount | None = None
 
 
 class Display(Protocol):
@@ -613,6 +623,7 @@ class Simulation:
                 "own-epochs": settings.own_epochs,
                 "seed": settings.seed,
                 "patience-s": settings.patience_s,
+                "energy-budget": "" if settings.energy_budget_j is None else f"{settings.energy_budget_j} J",
                 "network": app.network,
                 "batch-size": app.batch_size,
                 "batches": ",".join(map(str, app.batch_sizes)) if app.further_batches else "",
@@ -669,6 +680,7 @@ class Simulation:
             elapsed_s,
             self._settings.rounds,
             self._forecast.left_s(now_s),
+            _energy(seen.run),
         )
         self._display.show(snapshot)
         return snapshot

@@ -112,6 +112,7 @@ class SimulationSettings:
         metrics_port: port of the coordinator's `/metrics`; 0 picks a free port.
         own_epochs: whether the plan may choose a different number of epochs for each device of a round.
         patience_s: how long Flower's server waits for the SuperNodes and for a feasible first plan.
+        energy_budget_j: joules above idle that the trainings of each run may draw; None without an energy budget.
     """
 
     devices: Sequence[FleetDevice]
@@ -127,6 +128,7 @@ class SimulationSettings:
     deadline_s: float | None = None
     own_epochs: bool = False
     patience_s: float = PATIENCE_S
+    energy_budget_j: float | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -153,6 +155,8 @@ class SimulationSettings:
         """
         if any(device.duty is not None for device in self.devices):
             return "the boards answered requests while they trained, and the baselines do not"
+        if self.energy_budget_j is not None:
+            return "the run had an energy budget, and the baselines train all rounds without one"
         first = 1
         for together in self.apps:
             if first <= number < first + len(together) and len(together) > 1:

@@ -18,6 +18,7 @@ from rich.live import Live
 
 from coordinator.references.published import open_reference
 from wattfleet.common.stop_signals import handled_signals
+from wattfleet.core.budgets import joules_of
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.simulation.baselines import BaselineTraining
 from wattfleet.simulation.comparison import verdict
@@ -55,6 +56,7 @@ def run_simulation(
     out: Path,
     as_json: bool,
     patience_s: float = PATIENCE_S,
+    energy_budget: str | None = None,
 ) -> None:
     """Check the input, run the simulation, and write the report.
 
@@ -82,6 +84,7 @@ def run_simulation(
         metrics_port=metrics_port,
         own_epochs=own_epochs,
         patience_s=patience_s,
+        energy_budget_j=None if energy_budget is None else joules_of("--energy-budget", energy_budget),
     )
     boards = open_fleet(settings.devices, site_budget_w)
     require_kept(settings.devices, boards)

@@ -22,7 +22,7 @@ from coordinator.state.records import (
     UnstoredGrants,
     run_of,
 )
-from wattfleet.core.planning import Assignment, RoundPlan
+from wattfleet.core.planning import Assignment, RoundPlan, granted_s
 from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.limits import MeasuringLimits
 from wattfleet_proto.names import plan_id_to_measure
@@ -42,6 +42,8 @@ class Grant:
         longest_s: the training ends after this many seconds.
         measuring: limits of a training that is run in order to measure; None for a training of a round.
         planned_s: seconds that the round is planned to take, so that its measurements end in time; 0 outside of rounds.
+        counts_energy: whether the run has an energy budget. The training then ends within the seconds for which energy
+            was set aside, and begins once.
     """
 
     grant_id: int
@@ -50,6 +52,7 @@ class Grant:
     longest_s: float
     measuring: MeasuringLimits | None = None
     planned_s: float = 0.0
+    counts_energy: bool = False
 
     @property
     def limit_w(self) -> float:
@@ -75,6 +78,7 @@ class DeviceGrant:
         is_late: the round has ended without the training, and a later round uses its update.
         began_s: when the device was first known to train by the plan; None before, and if an earlier process of the
             coordinator may have sent the grant.
+        may_have_begun: whether the device may ever have received a grant of the plan, so that it may have trained.
     """
 
     grant: Grant
@@ -88,6 +92,7 @@ class DeviceGrant:
     is_rogue: bool = False
     is_late: bool = False
     began_s: float | None = None
+    may_have_begun: bool = False
 
     @property
     def plan_id(self) -> str:
@@ -148,11 +153,12 @@ class DeviceGrant:
             is_rogue=self.is_rogue,
             is_late=is_of_plan and self.is_late,
             began_s=self.began_s if is_of_plan else None,
+            may_have_begun=is_of_plan and self.may_have_begun,
         )
 
     def sent(self, now_s: float) -> DeviceGrant:
         """The device's state after this grant was sent in its current session."""
-        return replace(self, was_sent=True, is_on_its_way=True, sent_s=now_s)
+        return replace(self, was_sent=True, is_on_its_way=True, sent_s=now_s, may_have_begun=True)
 
     def in_new_session(self) -> DeviceGrant:
         """The device's state after a new session has begun: what was sent in the earlier one may not have arrived."""
@@ -203,7 +209,9 @@ class DeviceGrant:
             return self
         # It acts on no grant, and none is on its way: a trim may lower this one as if it had never been sent. Its
         # training of this plan is over, or must not begin. Only a training to measure is given up before it is sent.
-        is_over = is_of_plan or (self.is_given_up and not self.is_first)
+        # Nor may it begin if energy is counted: the device may have trained before its agent restarted.
+        is_unwanted = self.is_given_up or self.grant.counts_energy
+        is_over = is_of_plan or (is_unwanted and not self.is_first)
         phase = GrantPhase.OVER if is_over else GrantPhase.WAITING
         return replace(self, superseded_w=0.0, phase=phase, was_sent=False, is_confirmed=False, is_rogue=False)
 
@@ -371,7 +379,7 @@ class Grants:
             for device_id in record.nodes:
                 known = self._grants[device_id]
                 before_w = max(original.get(device_id, 0.0), known.grant.limit_w)
-                self._grants[device_id] = replace(known, superseded_w=before_w)
+                self._grants[device_id] = replace(known, superseded_w=before_w, may_have_begun=True)
             for device_id in record.observations:
                 self.observed(device_id, record.plan_id)
             if (runs or {})[record.run_id].finished:
@@ -417,6 +425,19 @@ class Grants:
     def given_up(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that draw power but are no longer waited for, each with its device's id."""
         return ((device_id, each) for device_id, each in self._known() if each.is_given_up and each.granted_w)
+
+    def never_began(self, device_id: str, plan_id: str) -> bool:
+        """Whether a device's training of a plan was cancelled before the device could have received its grant."""
+        known = self._grants.get(device_id)
+        return known is not None and known.plan_id == plan_id and known.is_over and not known.may_have_begun
+
+    def counting_energy(self, run_id: str) -> list[str]:
+        """The devices that may still train for a run, and then report their energy."""
+        return [
+            device_id
+            for device_id, known in self._known()
+            if known.grant.counts_energy and not known.is_over and run_of(known.plan_id) == run_id
+        ]
 
     def plans_in_flight(self) -> set[str]:
         """The ids of the plans that a Flower server waits for."""
@@ -468,9 +489,18 @@ class Grants:
         """Issue a trimmed plan's grants to the given devices in flight; devices that it no longer contains stop."""
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in device_ids:
-            assignment = assignments.get(device_id)
-            longest_s = max(self._grants[device_id].grant.longest_s, self._longest_s(record.plan, assignment))
-            self._issue(device_id, record.plan_id, assignment, longest_s, planned_s=_planned_s(record.plan))
+            assignment, grant = assignments.get(device_id), self._grants[device_id].grant
+            longest_s = max(grant.longest_s, self._longest_s(record.plan, assignment))
+            if grant.counts_energy:  # no more energy is set aside
+                longest_s = grant.longest_s
+            self._issue(
+                device_id,
+                record.plan_id,
+                assignment,
+                longest_s,
+                planned_s=_planned_s(record.plan),
+                counts_energy=grant.counts_energy,
+            )
 
     def measure(self, run_id: str, assignments: Sequence[Assignment], measuring: Mapping[str, MeasuringLimits]) -> str:
         """Issue grants to measure; each training may also go on to its end.
@@ -485,8 +515,9 @@ class Grants:
         """
         plan_id = plan_id_to_measure(run_id, self._next_id)
         for each in assignments:
-            device_id, longest_s = each.device_id, self._settings.longest_unknown_s
-            self._issue(device_id, plan_id, each, longest_s, measuring[device_id])
+            device_id, is_counted = each.device_id, each.longest_s is not None
+            longest_s = self._settings.longest_unknown_s if each.longest_s is None else granted_s(each.longest_s)
+            self._issue(device_id, plan_id, each, longest_s, measuring[device_id], counts_energy=is_counted)
             self._grants[device_id] = replace(self._grants[device_id], is_given_up=True)
         self.unstored.note(measuring, self._leftover)
         return plan_id
@@ -509,7 +540,14 @@ class Grants:
     def stop(self, device_id: str) -> None:
         """Stop a device's training, or cancel it before it begins."""
         known = self._grants[device_id]
-        self._issue(device_id, known.plan_id, None, known.grant.longest_s, known.grant.measuring)
+        self._issue(
+            device_id,
+            known.plan_id,
+            None,
+            known.grant.longest_s,
+            known.grant.measuring,
+            counts_energy=known.grant.counts_energy,
+        )
 
     def assume_over(self, device_id: str) -> None:
         """In a copy for a preview, assume that a device can no longer act on any grant."""
@@ -694,8 +732,17 @@ class Grants:
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in record.nodes:
             assignment = assignments.get(device_id)
-            longest_s = self._longest_s(record.plan, assignment)
-            self._issue(device_id, record.plan_id, assignment, longest_s, planned_s=_planned_s(record.plan))
+            first = record.plan.original.assignment_of(device_id)
+            counted_s = None if first is None else first.longest_s
+            longest_s = self._longest_s(record.plan, assignment) if counted_s is None else granted_s(counted_s)
+            self._issue(
+                device_id,
+                record.plan_id,
+                assignment,
+                longest_s,
+                planned_s=_planned_s(record.plan),
+                counts_energy=counted_s is not None,
+            )
 
     def _leftover(self, device_id: str) -> GivenUpTraining | None:
         """A device's training that no round waits for; None if there is none."""
@@ -733,8 +780,9 @@ class Grants:
         longest_s: float,
         measuring: MeasuringLimits | None = None,
         planned_s: float = 0.0,
+        counts_energy: bool = False,
     ) -> None:
-        grant = Grant(self._next_id, plan_id, assignment, longest_s, measuring, planned_s)
+        grant = Grant(self._next_id, plan_id, assignment, longest_s, measuring, planned_s, counts_energy)
         known = self._grants.get(device_id)
         self._grants[device_id] = DeviceGrant(grant) if known is None else known.followed_by(grant)
         self._next_id += 1

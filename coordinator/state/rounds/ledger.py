@@ -16,6 +16,7 @@ from coordinator.state.records import (
     ObservedTraining,
     RoundObservation,
     RoundRecord,
+    TrainingEnergy,
     UnplannedRound,
     parts_of,
     plan_id_of,
@@ -23,7 +24,17 @@ from coordinator.state.records import (
 )
 from coordinator.state.rounds.grants import Grants
 from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.core.planning import Allowance, Assignment, Decision, EpochChoice, History, Offer, Selection, plan_round
+from wattfleet.core.planning import (
+    Allowance,
+    Assignment,
+    Decision,
+    EnergyLimit,
+    EpochChoice,
+    History,
+    Offer,
+    Selection,
+    plan_round,
+)
 from wattfleet.core.planning.policies import Policy
 
 # --- Request ----------------------------------------------------------------------------------------------------------
@@ -45,6 +56,7 @@ class RoundRequest:
         history: the run's finished rounds.
         selection: the operator's rules for client selection.
         not_offered: device id -> why a ready device is not among the offers.
+        energy: what is left of the run's energy budget; None for a run without one.
     """
 
     run_id: str
@@ -57,6 +69,7 @@ class RoundRequest:
     history: History
     selection: Selection
     not_offered: Mapping[str, str] = field(default_factory=dict)
+    energy: EnergyLimit | None = None
 
     @property
     def plan_id(self) -> str:
@@ -70,11 +83,19 @@ class RoundRequest:
             NoCandidatesError: none of the ready devices may be chosen.
             NoDevicesError: no device can train with the watts that are left after other runs' shares.
             InfeasibleBudgetError: the site's budget is too small for any device.
+            EnergySpentError: what is left of the run's energy budget does not suffice for any device.
             InvalidInputError: the number of epochs is not above zero.
         """
         try:
             plan = plan_round(
-                self.offers, self.policy, self.allowance, self.epochs, self.number, self.history, self.selection
+                self.offers,
+                self.policy,
+                self.allowance,
+                self.epochs,
+                self.number,
+                self.history,
+                self.selection,
+                self.energy,
             )
         except InfeasibleBudgetError:
             if not any(self.allowance.left_w.values()):
@@ -627,6 +648,29 @@ class RoundLedger:
         self.latest_results.observed(record, [observed])
         self.statistics.observed(record, observed)
         return RoundObservation(plan_id, observed)
+
+    def report_energy(self, training: TrainingEnergy) -> TrainingEnergy:
+        """Add what a training has drawn; a repeated report changes nothing.
+
+        Raises:
+            UnknownRecordError: the plan does not exist.
+        """
+        record = self.get(training.plan_id)
+        known = record.energies.get(training.device_id)
+        if known is None:
+            self.cache.put(replace(record, energies={**record.energies, training.device_id: training}))
+        return known or training
+
+    def unbegun(self, plan_id: str) -> list[TrainingEnergy]:
+        """The trainings of a round that certainly drew nothing: their devices never received the grant."""
+        record = self.get(plan_id)
+        return [
+            TrainingEnergy(plan_id, each.device_id, 0.0, each.set_aside_j)
+            for each in record.plan.original.assignments
+            if each.longest_s is not None
+            and each.device_id not in record.energies
+            and self.grants.never_began(each.device_id, plan_id)
+        ]
 
     def finish(self, plan_id: str, results: Sequence[DeviceResult], wall_s: float) -> RoundRecord:
         """Finish a round, because the Flower server waits for no more replies.

@@ -105,6 +105,8 @@ def assignment_to_message(assignment: Assignment, node_id: int) -> planning_pb2.
         profiled_modes=assignment.profiled_modes,
         length_assumed=assignment.is_length_assumed,
         epochs=assignment.epochs,
+        idle_w=assignment.idle_w,
+        longest_s=assignment.longest_s,
     )
 
 
@@ -123,6 +125,8 @@ def assignment_from_message(message: planning_pb2.Assignment) -> Assignment:
         batch=message.batch or None,
         profiled_modes=message.profiled_modes,
         is_length_assumed=message.length_assumed,
+        idle_w=message.idle_w,
+        longest_s=message.longest_s if message.HasField("longest_s") else None,
     )
 
 

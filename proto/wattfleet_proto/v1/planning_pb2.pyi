@@ -52,6 +52,7 @@ class StartRunRequest(_message.Message):
     APP_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     NEEDS_ALL_FIELD_NUMBER: _builtins.int
+    ENERGY_BUDGET_J_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     strategy: _builtins.str
     rounds: _builtins.int
@@ -63,6 +64,8 @@ class StartRunRequest(_message.Message):
     """Flower's id of the app, such as acme/digits; empty: unknown"""
     needs_all: _builtins.bool
     """The strategy needs the update of every device: plans select all that the budgets allow, whatever the policy."""
+    energy_budget_j: _builtins.float
+    """joules above idle that the run's trainings may draw; 0: no energy budget"""
     @_builtins.property
     def workload(self) -> _power_pb2.Workload:
         """what the run trains; absent: an unnamed workload"""
@@ -83,10 +86,11 @@ class StartRunRequest(_message.Message):
         app: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         needs_all: _builtins.bool = ...,
+        energy_budget_j: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["app", b"app", "labels", b"labels", "name", b"name", "needs_all", b"needs_all", "rounds", b"rounds", "run_id", b"run_id", "run_token", b"run_token", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["app", b"app", "energy_budget_j", b"energy_budget_j", "labels", b"labels", "name", b"name", "needs_all", b"needs_all", "rounds", b"rounds", "run_id", b"run_id", "run_token", b"run_token", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,6 +374,8 @@ class Assignment(_message.Message):
     PROFILED_MODES_FIELD_NUMBER: _builtins.int
     LENGTH_ASSUMED_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
+    IDLE_W_FIELD_NUMBER: _builtins.int
+    LONGEST_S_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     device_id: _builtins.str
     epoch_s: _builtins.float
@@ -394,6 +400,10 @@ class Assignment(_message.Message):
     """
     epochs: _builtins.float
     """local epochs to train"""
+    idle_w: _builtins.float
+    """of the device, in a run with an energy budget"""
+    longest_s: _builtins.float
+    """seconds for which energy is set aside; absent: the run has no energy budget"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode: ...
     def __init__(
@@ -412,12 +422,16 @@ class Assignment(_message.Message):
         profiled_modes: _builtins.int = ...,
         length_assumed: _builtins.bool = ...,
         epochs: _builtins.float = ...,
+        idle_w: _builtins.float = ...,
+        longest_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_longest_s", b"_longest_s", "longest_s", b"longest_s", "mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "device_id", b"device_id", "epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "epochs", b"epochs", "length_assumed", b"length_assumed", "mode", b"mode", "node_id", b"node_id", "power_limit_w", b"power_limit_w", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "profiled_modes", b"profiled_modes", "warmup_s", b"warmup_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_longest_s", b"_longest_s", "batch", b"batch", "device_id", b"device_id", "epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "epochs", b"epochs", "idle_w", b"idle_w", "length_assumed", b"length_assumed", "longest_s", b"longest_s", "mode", b"mode", "node_id", b"node_id", "power_limit_w", b"power_limit_w", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "profiled_modes", b"profiled_modes", "warmup_s", b"warmup_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__longest_s: _TypeAlias = _typing.Literal["longest_s"]  # noqa: Y015
+    _WhichOneofArgType__longest_s: _TypeAlias = _typing.Literal["_longest_s", b"_longest_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__longest_s) -> _WhichOneofReturnType__longest_s | None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
 

@@ -26,17 +26,17 @@ from wattfleet_proto.v1 import duty_pb2 as wattfleet__proto_dot_v1_dot_duty__pb2
 from wattfleet_proto.v1 import power_pb2 as wattfleet__proto_dot_v1_dot_power__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n wattfleet_proto/v1/session.proto\x12\x0cwattfleet.v1\x1a\x1dwattfleet_proto/v1/duty.proto\x1a\x1ewattfleet_proto/v1/power.proto\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\"\xb2\x01\n\x05Hello\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\r\n\x05\x62oard\x18\x02 \x01(\t\x12,\n\nprovenance\x18\x03 \x01(\x0e\x32\x18.wattfleet.v1.Provenance\x12\x12\n\nmode_count\x18\x04 \x01(\r\x12/\n\x08protocol\x18\x05 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x14\n\x0cinstallation\x18\x06 \x01(\t\"_\n\x0bStateReport\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.wattfleet.v1.DeviceState\x12\x16\n\x0eprofiled_modes\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"l\n\x0cMeasuredMode\x12%\n\x04mode\x18\x01 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x14\n\x0cminibatch_ms\x18\x02 \x01(\x01\x12\x10\n\x08power_mw\x18\x03 \x01(\x01\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\r\"\xe2\x02\n\x0b\x46rontReport\x12\"\n\x05\x66ront\x18\x01 \x01(\x0b\x32\x13.wattfleet.v1.Front\x12\x0e\n\x06idle_w\x18\x02 \x01(\x01\x12\x16\n\x0eprofiled_modes\x18\x03 \x01(\r\x12\x18\n\x10reference_digest\x18\x04 \x01(\t\x12(\n\x08workload\x18\x05 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\"\n\x15minibatches_per_epoch\x18\x06 \x01(\rH\x00\x88\x01\x01\x12,\n\x08measured\x18\x07 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredMode\x12\x10\n\x08no_front\x18\x08 \x01(\t\x12\x19\n\x11is_idle_with_duty\x18\t \x01(\x08\x12*\n\x07presets\x18\n \x03(\x0b\x32\x19.wattfleet.v1.PresetPointB\x18\n\x16_minibatches_per_epoch\"#\n\x0fWorkloadRemoved\x12\x10\n\x08workload\x18\x01 \x01(\t\"U\n\x0bObservation\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\x12\x13\n\x0b\x62\x65side_duty\x18\x04 \x01(\x08\"7\n\x11UnplannedTraining\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nis_refused\x18\x02 \x01(\x08\"\xb7\x01\n\x05Lease\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08grant_id\x18\x02 \x01(\x04\x12\x0f\n\x07plan_id\x18\x03 \x01(\t\x12\'\n\x05phase\x18\x04 \x01(\x0e\x32\x18.wattfleet.v1.GrantPhase\x12\'\n\x04\x64uty\x18\x05 \x01(\x0b\x32\x19.wattfleet.v1.DutyFigures\x12)\n\x06sample\x18\x06 \x01(\x0b\x32\x19.wattfleet.v1.BoardSample\"\xbc\x02\n\x0b\x42oardSample\x12\x14\n\x07power_w\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12*\n\x04mode\x18\x03 \x01(\x0b\x32\x17.wattfleet.v1.PowerModeH\x02\x88\x01\x01\x12\x1c\n\x0fthrottle_events\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x16\n\tfan_share\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1a\n\rgpu_use_share\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x15\n\x08\x65nergy_j\x18\x07 \x01(\x01H\x06\x88\x01\x01\x42\n\n\x08_power_wB\x10\n\x0e_temperature_cB\x07\n\x05_modeB\x12\n\x10_throttle_eventsB\x0c\n\n_fan_shareB\x10\n\x0e_gpu_use_shareB\x0b\n\t_energy_j\"\xe8\x02\n\x0eSessionRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12$\n\x05hello\x18\x02 \x01(\x0b\x32\x13.wattfleet.v1.HelloH\x00\x12*\n\x05state\x18\x03 \x01(\x0b\x32\x19.wattfleet.v1.StateReportH\x00\x12*\n\x05\x66ront\x18\x04 \x01(\x0b\x32\x19.wattfleet.v1.FrontReportH\x00\x12\x30\n\x0bobservation\x18\x05 \x01(\x0b\x32\x19.wattfleet.v1.ObservationH\x00\x12$\n\x05lease\x18\x06 \x01(\x0b\x32\x13.wattfleet.v1.LeaseH\x00\x12\x30\n\x07removed\x18\x07 \x01(\x0b\x32\x1d.wattfleet.v1.WorkloadRemovedH\x00\x12\x34\n\tunplanned\x18\x08 \x01(\x0b\x32\x1f.wattfleet.v1.UnplannedTrainingH\x00\x42\x06\n\x04\x62ody\"\xfe\x01\n\x07Welcome\x12\x18\n\x10reference_digest\x18\x01 \x01(\t\x12\x15\n\rprofile_modes\x18\x02 \x01(\r\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12/\n\x08protocol\x18\x04 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x13\n\x0breconnect_s\x18\x05 \x01(\x01\x12\x18\n\x10grant_lifetime_s\x18\x06 \x01(\x01\x12!\n\x19\x66urther_reference_digests\x18\x07 \x03(\t\x12\x13\n\x0bshare_modes\x18\x08 \x01(\r\x12\x19\n\x11refuses_unplanned\x18\t \x01(\x08\"\x92\x01\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x13\n\x0breconnect_s\x18\x03 \x01(\x01\x12\x14\n\x0clease_number\x18\x04 \x01(\x04\x12\x18\n\x10grant_lifetime_s\x18\x05 \x01(\x01\x12\x12\n\nis_renewed\x18\x06 \x01(\x08\x12\x0f\n\x07refusal\x18\x07 \x01(\t\"\xd5\x01\n\x05Grant\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0f\n\x07plan_id\x18\x02 \x01(\t\x12%\n\x04mode\x18\x03 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x15\n\rpower_limit_w\x18\x04 \x01(\x01\x12\x11\n\tlongest_s\x18\x05 \x01(\x01\x12\x10\n\x08workload\x18\x06 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x07 \x01(\r\x12*\n\tmeasuring\x18\x08 \x01(\x0b\x32\x17.wattfleet.v1.Measuring\x12\x11\n\tplanned_s\x18\t \x01(\x01\"-\n\tMeasuring\x12\r\n\x05modes\x18\x01 \x01(\r\x12\x11\n\tlongest_s\x18\x02 \x01(\x01\"m\n\x12WorkloadsAnnounced\x12)\n\tworkloads\x18\x01 \x03(\x0b\x32\x16.wattfleet.v1.Workload\x12,\n\x08measured\x18\x02 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredUnit\"Z\n\x0cMeasuredUnit\x12\x10\n\x08workload\x18\x01 \x01(\t\x12)\n\x05modes\x18\x02 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredMode\x12\r\n\x05\x62oard\x18\x03 \x01(\t\"Z\n\x0cProfileOrder\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\x11\n\tsynthetic\x18\x02 \x01(\t\x12\r\n\x05modes\x18\x03 \x01(\r\"&\n\x13RevokedCertificates\x12\x0f\n\x07serials\x18\x01 \x03(\t\"\xa7\x02\n\x0fSessionResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.wattfleet.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.wattfleet.v1.AckH\x00\x12$\n\x05grant\x18\x03 \x01(\x0b\x32\x13.wattfleet.v1.GrantH\x00\x12\x35\n\tannounced\x18\x04 \x01(\x0b\x32 .wattfleet.v1.WorkloadsAnnouncedH\x00\x12-\n\x07profile\x18\x05 \x01(\x0b\x32\x1a.wattfleet.v1.ProfileOrderH\x00\x12\x34\n\x07revoked\x18\x06 \x01(\x0b\x32!.wattfleet.v1.RevokedCertificatesH\x00\x42\x06\n\x04\x62ody\"?\n\x15\x46\x65tchReferenceRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x16\n\x0eweights_offset\x18\x02 \x01(\x04\"p\n\x16\x46\x65tchReferenceResponse\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x15\n\rweights_chunk\x18\x02 \x01(\x0c\x12\x16\n\x0eweights_offset\x18\x03 \x01(\x04\x12\x15\n\rweights_bytes\x18\x04 \x01(\x04\"$\n\x14\x46\x65tchMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"D\n\x15\x46\x65tchMetadataResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x1a\n\x12\x63oordinator_unix_s\x18\x02 \x01(\x01*\xca\x01\n\x0b\x44\x65viceState\x12\x1c\n\x18\x44\x45VICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_STATE_ENROLLED\x10\x01\x12\x1a\n\x16\x44\x45VICE_STATE_PROFILING\x10\x02\x12\x16\n\x12\x44\x45VICE_STATE_READY\x10\x03\x12\x19\n\x15\x44\x45VICE_STATE_TRAINING\x10\x04\x12\x19\n\x15\x44\x45VICE_STATE_DEGRADED\x10\x05\x12\x18\n\x14\x44\x45VICE_STATE_OFFLINE\x10\x06*r\n\nGrantPhase\x12\x1b\n\x17GRANT_PHASE_UNSPECIFIED\x10\x00\x12\x17\n\x13GRANT_PHASE_WAITING\x10\x01\x12\x18\n\x14GRANT_PHASE_TRAINING\x10\x02\x12\x14\n\x10GRANT_PHASE_OVER\x10\x03\x32\x95\x02\n\x0eSessionService\x12J\n\x07Session\x12\x1c.wattfleet.v1.SessionRequest\x1a\x1d.wattfleet.v1.SessionResponse(\x01\x30\x01\x12]\n\x0e\x46\x65tchReference\x12#.wattfleet.v1.FetchReferenceRequest\x1a$.wattfleet.v1.FetchReferenceResponse0\x01\x12X\n\rFetchMetadata\x12\".wattfleet.v1.FetchMetadataRequest\x1a#.wattfleet.v1.FetchMetadataResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n wattfleet_proto/v1/session.proto\x12\x0cwattfleet.v1\x1a\x1dwattfleet_proto/v1/duty.proto\x1a\x1ewattfleet_proto/v1/power.proto\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\"\xb2\x01\n\x05Hello\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\r\n\x05\x62oard\x18\x02 \x01(\t\x12,\n\nprovenance\x18\x03 \x01(\x0e\x32\x18.wattfleet.v1.Provenance\x12\x12\n\nmode_count\x18\x04 \x01(\r\x12/\n\x08protocol\x18\x05 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x14\n\x0cinstallation\x18\x06 \x01(\t\"_\n\x0bStateReport\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.wattfleet.v1.DeviceState\x12\x16\n\x0eprofiled_modes\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"l\n\x0cMeasuredMode\x12%\n\x04mode\x18\x01 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x14\n\x0cminibatch_ms\x18\x02 \x01(\x01\x12\x10\n\x08power_mw\x18\x03 \x01(\x01\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\r\"\xe2\x02\n\x0b\x46rontReport\x12\"\n\x05\x66ront\x18\x01 \x01(\x0b\x32\x13.wattfleet.v1.Front\x12\x0e\n\x06idle_w\x18\x02 \x01(\x01\x12\x16\n\x0eprofiled_modes\x18\x03 \x01(\r\x12\x18\n\x10reference_digest\x18\x04 \x01(\t\x12(\n\x08workload\x18\x05 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\"\n\x15minibatches_per_epoch\x18\x06 \x01(\rH\x00\x88\x01\x01\x12,\n\x08measured\x18\x07 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredMode\x12\x10\n\x08no_front\x18\x08 \x01(\t\x12\x19\n\x11is_idle_with_duty\x18\t \x01(\x08\x12*\n\x07presets\x18\n \x03(\x0b\x32\x19.wattfleet.v1.PresetPointB\x18\n\x16_minibatches_per_epoch\"#\n\x0fWorkloadRemoved\x12\x10\n\x08workload\x18\x01 \x01(\t\"U\n\x0bObservation\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\x12\x13\n\x0b\x62\x65side_duty\x18\x04 \x01(\x08\"E\n\x0eTrainingEnergy\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x10\n\x08\x65nergy_j\x18\x02 \x01(\x01\x12\x10\n\x08lasted_s\x18\x03 \x01(\x01\"7\n\x11UnplannedTraining\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nis_refused\x18\x02 \x01(\x08\"\xb7\x01\n\x05Lease\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08grant_id\x18\x02 \x01(\x04\x12\x0f\n\x07plan_id\x18\x03 \x01(\t\x12\'\n\x05phase\x18\x04 \x01(\x0e\x32\x18.wattfleet.v1.GrantPhase\x12\'\n\x04\x64uty\x18\x05 \x01(\x0b\x32\x19.wattfleet.v1.DutyFigures\x12)\n\x06sample\x18\x06 \x01(\x0b\x32\x19.wattfleet.v1.BoardSample\"\xbc\x02\n\x0b\x42oardSample\x12\x14\n\x07power_w\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12*\n\x04mode\x18\x03 \x01(\x0b\x32\x17.wattfleet.v1.PowerModeH\x02\x88\x01\x01\x12\x1c\n\x0fthrottle_events\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x16\n\tfan_share\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1a\n\rgpu_use_share\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x15\n\x08\x65nergy_j\x18\x07 \x01(\x01H\x06\x88\x01\x01\x42\n\n\x08_power_wB\x10\n\x0e_temperature_cB\x07\n\x05_modeB\x12\n\x10_throttle_eventsB\x0c\n\n_fan_shareB\x10\n\x0e_gpu_use_shareB\x0b\n\t_energy_j\"\x98\x03\n\x0eSessionRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12$\n\x05hello\x18\x02 \x01(\x0b\x32\x13.wattfleet.v1.HelloH\x00\x12*\n\x05state\x18\x03 \x01(\x0b\x32\x19.wattfleet.v1.StateReportH\x00\x12*\n\x05\x66ront\x18\x04 \x01(\x0b\x32\x19.wattfleet.v1.FrontReportH\x00\x12\x30\n\x0bobservation\x18\x05 \x01(\x0b\x32\x19.wattfleet.v1.ObservationH\x00\x12$\n\x05lease\x18\x06 \x01(\x0b\x32\x13.wattfleet.v1.LeaseH\x00\x12\x30\n\x07removed\x18\x07 \x01(\x0b\x32\x1d.wattfleet.v1.WorkloadRemovedH\x00\x12\x34\n\tunplanned\x18\x08 \x01(\x0b\x32\x1f.wattfleet.v1.UnplannedTrainingH\x00\x12.\n\x06\x65nergy\x18\t \x01(\x0b\x32\x1c.wattfleet.v1.TrainingEnergyH\x00\x42\x06\n\x04\x62ody\"\xfe\x01\n\x07Welcome\x12\x18\n\x10reference_digest\x18\x01 \x01(\t\x12\x15\n\rprofile_modes\x18\x02 \x01(\r\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12/\n\x08protocol\x18\x04 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x13\n\x0breconnect_s\x18\x05 \x01(\x01\x12\x18\n\x10grant_lifetime_s\x18\x06 \x01(\x01\x12!\n\x19\x66urther_reference_digests\x18\x07 \x03(\t\x12\x13\n\x0bshare_modes\x18\x08 \x01(\r\x12\x19\n\x11refuses_unplanned\x18\t \x01(\x08\"\x92\x01\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x13\n\x0breconnect_s\x18\x03 \x01(\x01\x12\x14\n\x0clease_number\x18\x04 \x01(\x04\x12\x18\n\x10grant_lifetime_s\x18\x05 \x01(\x01\x12\x12\n\nis_renewed\x18\x06 \x01(\x08\x12\x0f\n\x07refusal\x18\x07 \x01(\t\"\xec\x01\n\x05Grant\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0f\n\x07plan_id\x18\x02 \x01(\t\x12%\n\x04mode\x18\x03 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x15\n\rpower_limit_w\x18\x04 \x01(\x01\x12\x11\n\tlongest_s\x18\x05 \x01(\x01\x12\x10\n\x08workload\x18\x06 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x07 \x01(\r\x12*\n\tmeasuring\x18\x08 \x01(\x0b\x32\x17.wattfleet.v1.Measuring\x12\x11\n\tplanned_s\x18\t \x01(\x01\x12\x15\n\rcounts_energy\x18\n \x01(\x08\"-\n\tMeasuring\x12\r\n\x05modes\x18\x01 \x01(\r\x12\x11\n\tlongest_s\x18\x02 \x01(\x01\"m\n\x12WorkloadsAnnounced\x12)\n\tworkloads\x18\x01 \x03(\x0b\x32\x16.wattfleet.v1.Workload\x12,\n\x08measured\x18\x02 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredUnit\"Z\n\x0cMeasuredUnit\x12\x10\n\x08workload\x18\x01 \x01(\t\x12)\n\x05modes\x18\x02 \x03(\x0b\x32\x1a.wattfleet.v1.MeasuredMode\x12\r\n\x05\x62oard\x18\x03 \x01(\t\"Z\n\x0cProfileOrder\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.wattfleet.v1.Workload\x12\x11\n\tsynthetic\x18\x02 \x01(\t\x12\r\n\x05modes\x18\x03 \x01(\r\"&\n\x13RevokedCertificates\x12\x0f\n\x07serials\x18\x01 \x03(\t\"\xa7\x02\n\x0fSessionResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.wattfleet.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.wattfleet.v1.AckH\x00\x12$\n\x05grant\x18\x03 \x01(\x0b\x32\x13.wattfleet.v1.GrantH\x00\x12\x35\n\tannounced\x18\x04 \x01(\x0b\x32 .wattfleet.v1.WorkloadsAnnouncedH\x00\x12-\n\x07profile\x18\x05 \x01(\x0b\x32\x1a.wattfleet.v1.ProfileOrderH\x00\x12\x34\n\x07revoked\x18\x06 \x01(\x0b\x32!.wattfleet.v1.RevokedCertificatesH\x00\x42\x06\n\x04\x62ody\"?\n\x15\x46\x65tchReferenceRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x16\n\x0eweights_offset\x18\x02 \x01(\x04\"p\n\x16\x46\x65tchReferenceResponse\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x15\n\rweights_chunk\x18\x02 \x01(\x0c\x12\x16\n\x0eweights_offset\x18\x03 \x01(\x04\x12\x15\n\rweights_bytes\x18\x04 \x01(\x04\"$\n\x14\x46\x65tchMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"D\n\x15\x46\x65tchMetadataResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x1a\n\x12\x63oordinator_unix_s\x18\x02 \x01(\x01*\xca\x01\n\x0b\x44\x65viceState\x12\x1c\n\x18\x44\x45VICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_STATE_ENROLLED\x10\x01\x12\x1a\n\x16\x44\x45VICE_STATE_PROFILING\x10\x02\x12\x16\n\x12\x44\x45VICE_STATE_READY\x10\x03\x12\x19\n\x15\x44\x45VICE_STATE_TRAINING\x10\x04\x12\x19\n\x15\x44\x45VICE_STATE_DEGRADED\x10\x05\x12\x18\n\x14\x44\x45VICE_STATE_OFFLINE\x10\x06*r\n\nGrantPhase\x12\x1b\n\x17GRANT_PHASE_UNSPECIFIED\x10\x00\x12\x17\n\x13GRANT_PHASE_WAITING\x10\x01\x12\x18\n\x14GRANT_PHASE_TRAINING\x10\x02\x12\x14\n\x10GRANT_PHASE_OVER\x10\x03\x32\x95\x02\n\x0eSessionService\x12J\n\x07Session\x12\x1c.wattfleet.v1.SessionRequest\x1a\x1d.wattfleet.v1.SessionResponse(\x01\x30\x01\x12]\n\x0e\x46\x65tchReference\x12#.wattfleet.v1.FetchReferenceRequest\x1a$.wattfleet.v1.FetchReferenceResponse0\x01\x12X\n\rFetchMetadata\x12\".wattfleet.v1.FetchMetadataRequest\x1a#.wattfleet.v1.FetchMetadataResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wattfleet_proto.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DEVICESTATE']._serialized_start=3546
-  _globals['_DEVICESTATE']._serialized_end=3748
-  _globals['_GRANTPHASE']._serialized_start=3750
-  _globals['_GRANTPHASE']._serialized_end=3864
+  _globals['_DEVICESTATE']._serialized_start=3688
+  _globals['_DEVICESTATE']._serialized_end=3890
+  _globals['_GRANTPHASE']._serialized_start=3892
+  _globals['_GRANTPHASE']._serialized_end=4006
   _globals['_PROTOCOLVERSION']._serialized_start=113
   _globals['_PROTOCOLVERSION']._serialized_end=160
   _globals['_HELLO']._serialized_start=163
@@ -51,40 +51,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKLOADREMOVED']._serialized_end=942
   _globals['_OBSERVATION']._serialized_start=944
   _globals['_OBSERVATION']._serialized_end=1029
-  _globals['_UNPLANNEDTRAINING']._serialized_start=1031
-  _globals['_UNPLANNEDTRAINING']._serialized_end=1086
-  _globals['_LEASE']._serialized_start=1089
-  _globals['_LEASE']._serialized_end=1272
-  _globals['_BOARDSAMPLE']._serialized_start=1275
-  _globals['_BOARDSAMPLE']._serialized_end=1591
-  _globals['_SESSIONREQUEST']._serialized_start=1594
-  _globals['_SESSIONREQUEST']._serialized_end=1954
-  _globals['_WELCOME']._serialized_start=1957
-  _globals['_WELCOME']._serialized_end=2211
-  _globals['_ACK']._serialized_start=2214
-  _globals['_ACK']._serialized_end=2360
-  _globals['_GRANT']._serialized_start=2363
-  _globals['_GRANT']._serialized_end=2576
-  _globals['_MEASURING']._serialized_start=2578
-  _globals['_MEASURING']._serialized_end=2623
-  _globals['_WORKLOADSANNOUNCED']._serialized_start=2625
-  _globals['_WORKLOADSANNOUNCED']._serialized_end=2734
-  _globals['_MEASUREDUNIT']._serialized_start=2736
-  _globals['_MEASUREDUNIT']._serialized_end=2826
-  _globals['_PROFILEORDER']._serialized_start=2828
-  _globals['_PROFILEORDER']._serialized_end=2918
-  _globals['_REVOKEDCERTIFICATES']._serialized_start=2920
-  _globals['_REVOKEDCERTIFICATES']._serialized_end=2958
-  _globals['_SESSIONRESPONSE']._serialized_start=2961
-  _globals['_SESSIONRESPONSE']._serialized_end=3256
-  _globals['_FETCHREFERENCEREQUEST']._serialized_start=3258
-  _globals['_FETCHREFERENCEREQUEST']._serialized_end=3321
-  _globals['_FETCHREFERENCERESPONSE']._serialized_start=3323
-  _globals['_FETCHREFERENCERESPONSE']._serialized_end=3435
-  _globals['_FETCHMETADATAREQUEST']._serialized_start=3437
-  _globals['_FETCHMETADATAREQUEST']._serialized_end=3473
-  _globals['_FETCHMETADATARESPONSE']._serialized_start=3475
-  _globals['_FETCHMETADATARESPONSE']._serialized_end=3543
-  _globals['_SESSIONSERVICE']._serialized_start=3867
-  _globals['_SESSIONSERVICE']._serialized_end=4144
+  _globals['_TRAININGENERGY']._serialized_start=1031
+  _globals['_TRAININGENERGY']._serialized_end=1100
+  _globals['_UNPLANNEDTRAINING']._serialized_start=1102
+  _globals['_UNPLANNEDTRAINING']._serialized_end=1157
+  _globals['_LEASE']._serialized_start=1160
+  _globals['_LEASE']._serialized_end=1343
+  _globals['_BOARDSAMPLE']._serialized_start=1346
+  _globals['_BOARDSAMPLE']._serialized_end=1662
+  _globals['_SESSIONREQUEST']._serialized_start=1665
+  _globals['_SESSIONREQUEST']._serialized_end=2073
+  _globals['_WELCOME']._serialized_start=2076
+  _globals['_WELCOME']._serialized_end=2330
+  _globals['_ACK']._serialized_start=2333
+  _globals['_ACK']._serialized_end=2479
+  _globals['_GRANT']._serialized_start=2482
+  _globals['_GRANT']._serialized_end=2718
+  _globals['_MEASURING']._serialized_start=2720
+  _globals['_MEASURING']._serialized_end=2765
+  _globals['_WORKLOADSANNOUNCED']._serialized_start=2767
+  _globals['_WORKLOADSANNOUNCED']._serialized_end=2876
+  _globals['_MEASUREDUNIT']._serialized_start=2878
+  _globals['_MEASUREDUNIT']._serialized_end=2968
+  _globals['_PROFILEORDER']._serialized_start=2970
+  _globals['_PROFILEORDER']._serialized_end=3060
+  _globals['_REVOKEDCERTIFICATES']._serialized_start=3062
+  _globals['_REVOKEDCERTIFICATES']._serialized_end=3100
+  _globals['_SESSIONRESPONSE']._serialized_start=3103
+  _globals['_SESSIONRESPONSE']._serialized_end=3398
+  _globals['_FETCHREFERENCEREQUEST']._serialized_start=3400
+  _globals['_FETCHREFERENCEREQUEST']._serialized_end=3463
+  _globals['_FETCHREFERENCERESPONSE']._serialized_start=3465
+  _globals['_FETCHREFERENCERESPONSE']._serialized_end=3577
+  _globals['_FETCHMETADATAREQUEST']._serialized_start=3579
+  _globals['_FETCHMETADATAREQUEST']._serialized_end=3615
+  _globals['_FETCHMETADATARESPONSE']._serialized_start=3617
+  _globals['_FETCHMETADATARESPONSE']._serialized_end=3685
+  _globals['_SESSIONSERVICE']._serialized_start=4009
+  _globals['_SESSIONSERVICE']._serialized_end=4286
 # @@protoc_insertion_point(module_scope)

@@ -309,6 +309,35 @@ class Observation(_message.Message):
 Global___Observation: _TypeAlias = Observation  # noqa: Y015
 
 @_typing.final
+class TrainingEnergy(_message.Message):
+    """The energy of a training whose grant counts it, also of one that failed; idempotent by plan and device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    ENERGY_J_FIELD_NUMBER: _builtins.int
+    LASTED_S_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    energy_j: _builtins.float
+    """that the board has drawn, its idle power included"""
+    lasted_s: _builtins.float
+    """from the change to the training's mode until the board was parked"""
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+        energy_j: _builtins.float = ...,
+        lasted_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy_j", b"energy_j", "lasted_s", b"lasted_s", "plan_id", b"plan_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainingEnergy: _TypeAlias = TrainingEnergy  # noqa: Y015
+
+@_typing.final
 class UnplannedTraining(_message.Message):
     """An app trains on the device without a plan, outside of the budget. Sent once for each run."""
 
@@ -468,6 +497,7 @@ class SessionRequest(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
     UNPLANNED_FIELD_NUMBER: _builtins.int
+    ENERGY_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
@@ -483,6 +513,8 @@ class SessionRequest(_message.Message):
     def removed(self) -> Global___WorkloadRemoved: ...
     @_builtins.property
     def unplanned(self) -> Global___UnplannedTraining: ...
+    @_builtins.property
+    def energy(self) -> Global___TrainingEnergy: ...
     def __init__(
         self,
         *,
@@ -494,12 +526,13 @@ class SessionRequest(_message.Message):
         lease: Global___Lease | None = ...,
         removed: Global___WorkloadRemoved | None = ...,
         unplanned: Global___UnplannedTraining | None = ...,
+        energy: Global___TrainingEnergy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "removed", b"removed", "state", b"state", "unplanned", b"unplanned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "energy", b"energy", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "removed", b"removed", "state", b"state", "unplanned", b"unplanned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "removed", b"removed", "sequence", b"sequence", "state", b"state", "unplanned", b"unplanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "energy", b"energy", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "removed", b"removed", "sequence", b"sequence", "state", b"state", "unplanned", b"unplanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "state", "front", "observation", "lease", "removed", "unplanned"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "state", "front", "observation", "lease", "removed", "unplanned", "energy"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -620,6 +653,7 @@ class Grant(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     MEASURING_FIELD_NUMBER: _builtins.int
     PLANNED_S_FIELD_NUMBER: _builtins.int
+    COUNTS_ENERGY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     plan_id: _builtins.str
     power_limit_w: _builtins.float
@@ -631,6 +665,8 @@ class Grant(_message.Message):
     """samples in a batch that the plan has chosen; 0: the app's own"""
     planned_s: _builtins.float
     """the round is planned to take so long, so measurements end in time; 0: not known"""
+    counts_energy: _builtins.bool
+    """the run has an energy budget: the agent reports the training's energy"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode:
         """absent: nothing beyond idling; a training stops and keeps the work done"""
@@ -651,10 +687,11 @@ class Grant(_message.Message):
         batch: _builtins.int = ...,
         measuring: Global___Measuring | None = ...,
         planned_s: _builtins.float = ...,
+        counts_energy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["measuring", b"measuring", "mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "id", b"id", "longest_s", b"longest_s", "measuring", b"measuring", "mode", b"mode", "plan_id", b"plan_id", "planned_s", b"planned_s", "power_limit_w", b"power_limit_w", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "counts_energy", b"counts_energy", "id", b"id", "longest_s", b"longest_s", "measuring", b"measuring", "mode", b"mode", "plan_id", b"plan_id", "planned_s", b"planned_s", "power_limit_w", b"power_limit_w", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

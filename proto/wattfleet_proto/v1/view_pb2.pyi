@@ -563,6 +563,9 @@ class RunView(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    ENERGY_BUDGET_J_FIELD_NUMBER: _builtins.int
+    ENERGY_SPENT_J_FIELD_NUMBER: _builtins.int
+    ENERGY_SET_ASIDE_J_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     strategy: _builtins.str
     rounds_asked_for: _builtins.int
@@ -574,6 +577,12 @@ class RunView(_message.Message):
     finished_unix_s: _builtins.float
     name: _builtins.str
     """what people call the run; no two runs have the same"""
+    energy_budget_j: _builtins.float
+    """joules above idle that its trainings may draw; absent: no energy budget"""
+    energy_spent_j: _builtins.float
+    """that trainings have reported; absent as the budget, as is the next"""
+    energy_set_aside_j: _builtins.float
+    """for trainings that have not reported theirs"""
     @_builtins.property
     def initial_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """before the first round"""
@@ -596,15 +605,30 @@ class RunView(_message.Message):
         workload: _power_pb2.Workload | None = ...,
         name: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        energy_budget_j: _builtins.float | None = ...,
+        energy_spent_j: _builtins.float | None = ...,
+        energy_set_aside_j: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "finished_unix_s", b"finished_unix_s", "started_unix_s", b"started_unix_s", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_budget_j", b"_energy_budget_j", "_energy_set_aside_j", b"_energy_set_aside_j", "_energy_spent_j", b"_energy_spent_j", "_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "energy_budget_j", b"energy_budget_j", "energy_set_aside_j", b"energy_set_aside_j", "energy_spent_j", b"energy_spent_j", "finished_unix_s", b"finished_unix_s", "started_unix_s", b"started_unix_s", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "error", b"error", "finished", b"finished", "finished_unix_s", b"finished_unix_s", "initial_metrics", b"initial_metrics", "labels", b"labels", "name", b"name", "rounds_asked_for", b"rounds_asked_for", "run_id", b"run_id", "started_unix_s", b"started_unix_s", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_budget_j", b"_energy_budget_j", "_energy_set_aside_j", b"_energy_set_aside_j", "_energy_spent_j", b"_energy_spent_j", "_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "energy_budget_j", b"energy_budget_j", "energy_set_aside_j", b"energy_set_aside_j", "energy_spent_j", b"energy_spent_j", "error", b"error", "finished", b"finished", "finished_unix_s", b"finished_unix_s", "initial_metrics", b"initial_metrics", "labels", b"labels", "name", b"name", "rounds_asked_for", b"rounds_asked_for", "run_id", b"run_id", "started_unix_s", b"started_unix_s", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__energy_budget_j: _TypeAlias = _typing.Literal["energy_budget_j"]  # noqa: Y015
+    _WhichOneofArgType__energy_budget_j: _TypeAlias = _typing.Literal["_energy_budget_j", b"_energy_budget_j"]  # noqa: Y015
+    _WhichOneofReturnType__energy_set_aside_j: _TypeAlias = _typing.Literal["energy_set_aside_j"]  # noqa: Y015
+    _WhichOneofArgType__energy_set_aside_j: _TypeAlias = _typing.Literal["_energy_set_aside_j", b"_energy_set_aside_j"]  # noqa: Y015
+    _WhichOneofReturnType__energy_spent_j: _TypeAlias = _typing.Literal["energy_spent_j"]  # noqa: Y015
+    _WhichOneofArgType__energy_spent_j: _TypeAlias = _typing.Literal["_energy_spent_j", b"_energy_spent_j"]  # noqa: Y015
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__started_unix_s: _TypeAlias = _typing.Literal["started_unix_s"]  # noqa: Y015
     _WhichOneofArgType__started_unix_s: _TypeAlias = _typing.Literal["_started_unix_s", b"_started_unix_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_budget_j) -> _WhichOneofReturnType__energy_budget_j | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_set_aside_j) -> _WhichOneofReturnType__energy_set_aside_j | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_spent_j) -> _WhichOneofReturnType__energy_spent_j | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__finished_unix_s) -> _WhichOneofReturnType__finished_unix_s | None: ...
     @_typing.overload

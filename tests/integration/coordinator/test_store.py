@@ -32,6 +32,7 @@ from coordinator.state.records import (
     RoundRecord,
     RunRecord,
     SupplyOverride,
+    TrainingEnergy,
 )
 from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store.database import database_url
@@ -56,7 +57,7 @@ from tests.fakes.stored_records import (
 from tests.fixtures.coordinator import StoreClock
 from wattfleet.common.identity.invites import token_hash
 from wattfleet.common.identity.peers import Peer, Role
-from wattfleet.core.budgets import Override
+from wattfleet.core.budgets import EnergyAccount, Override
 from wattfleet.core.modes import BatchOptions, Workload, WorkloadFacts
 from wattfleet_proto.device_state import DeviceState
 
@@ -268,6 +269,30 @@ def test_an_observation_alone_is_part_of_its_round(store: Store, reopen: Callabl
         {"orin": 4.0, "nano": 6.0},
     ]
     assert [name for name, seen in kept[1].observations.items() if seen.beside_duty] == ["orin"]
+
+
+def test_the_account_of_a_run_is_the_sum_of_its_rounds_and_reports(store: Store, reopen: Callable[[], Store]) -> None:
+    def with_energy(number: int) -> RoundRecord:
+        record = planned_round(number)
+        counted = tuple(
+            dataclasses.replace(each, idle_w=each.power_limit_w - 10.0, longest_s=50.0)
+            for each in record.plan.assignments
+        )
+        return dataclasses.replace(record, plan=dataclasses.replace(record.plan, assignments=counted))
+
+    first, second = with_energy(1), with_energy(2)
+    store.save(RunRecord(RUN, "FedAvg", 3, energy_budget_j=5_000.0, surveys_j=40.0), RunRecord("other", "FedAvg", 3))
+    store.save(first, second)
+    assert store.load().energy == {RUN: EnergyAccount(5_000.0, 40.0, 2_000.0)}  # 2 rounds of 2 trainings of 500 J
+    report = TrainingEnergy(second.plan_id, "orin", 300.0, 500.0)
+    store.save(report)
+    store.save(report, dataclasses.replace(second, results=(DeviceResult("nano"),)))
+    reopened = reopen()
+    assert reopened.load().energy == {RUN: EnergyAccount(5_000.0, 340.0, 1_500.0)}
+    assert rounds_of(reopened, RUN)[1].energies == {"orin": report}
+    while not reopened.delete_some_of(RUN):
+        pass
+    assert reopened.load().energy == {}
 
 
 # --- which record replaces which ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import edge_agent
 import wattfleet.core
 from coordinator.services.request_limits import STATUS as COORDINATOR_STATUS
 from edge_agent.runtime.app_requests import STATUS as AGENT_STATUS
-from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
+from wattfleet.core.errors import EnergySpentError, InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status_of
 
 # Raised outside the service's process, or before the service is up; a new error has to be added here or get a status.
@@ -32,6 +32,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "wattfleet.flower.server.errors.NoUpdatesError",  # in Flower's ServerApp
     "wattfleet.flower.server.errors.PlanningError",  # in Flower's ServerApp
     "wattfleet.flower.server.errors.CoordinatorRefusedError",  # in Flower's ServerApp
+    "wattfleet.flower.server.errors.EnergyUsedUpError",  # in Flower's ServerApp
     "wattfleet.flower.server.errors.TwoStrategiesError",  # in Flower's ServerApp
     "edge_agent.selftest._OutOfTimeError",  # in an owner's own command
     "edge_agent.selftest._TooHotError",
@@ -96,6 +97,10 @@ def test_the_coordinator_maps_every_error_of_the_core() -> None:
 def test_bad_input_is_told_from_a_budget_that_is_too_small() -> None:
     assert status_of(InvalidInputError("why"), COORDINATOR_STATUS) is grpc.StatusCode.INVALID_ARGUMENT
     assert status_of(InfeasibleBudgetError("why"), COORDINATOR_STATUS) is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_energy_that_is_used_up_is_told_from_watts_that_may_rise() -> None:
+    assert status_of(EnergySpentError("why"), COORDINATOR_STATUS) is grpc.StatusCode.OUT_OF_RANGE
 
 
 class WaitError(WattfleetError):

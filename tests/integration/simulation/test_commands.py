@@ -201,6 +201,8 @@ def test_the_last_line_of_a_run_states_its_errors_modes_and_watts() -> None:
             {"site_budget_held": held, "training_j": joules, "observed_trainings": 2, "trainings": 2}
             for held, joules in ((True, 6500.0), (False, 1e3))
         ],
+        "rounds_asked_for": 2,
+        "energy": None,
     }
     assert closing_line(run) == (
         "run 2: final accuracy 91.2%, median error of an epoch's seconds 2.1% over 4 trainings and of watts – over 0"
@@ -208,6 +210,16 @@ def test_the_last_line_of_a_run_states_its_errors_modes_and_watts() -> None:
     )
     run["rounds"][1] |= {"site_budget_held": None, "observed_trainings": 1}
     assert "watts held in 1 of 1 observed round (1 not observed), 7.5 kJ for 3 of 4 trainings" in closing_line(run)
+    run["energy"] = {"budget_j": 8e3, "spent_j": 7e3, "set_aside_j": 0.0}
+    assert closing_line(run).endswith(
+        "; 7.0 kJ above idle spent of the energy budget of 8.0 kJ: it ended after 2 of 2 rounds, because all its rounds"
+        " were done"
+    )
+    run |= {"rounds_asked_for": 9, "energy": {"budget_j": 8e3, "spent_j": 7e3, "set_aside_j": 500.0}}
+    assert closing_line(run).endswith(
+        "; 7.0 kJ above idle spent and 500 J set aside of the energy budget of 8.0 kJ: it ended after 2 of 9 rounds,"
+        " because the rest does not suffice for another training"
+    )
 
 
 def test_a_run_ends_with_its_comparison_with_the_baselines() -> None:

@@ -123,6 +123,21 @@ def test_rounds_complete_on_a_protected_fleet(tmp_path: Path) -> None:
     assert "agx-orin-0" in page and "simulated" in page and "Run 1 (perceptron) reached" in page
 
 
+@pytest.mark.slow
+def test_a_run_ends_before_its_energy_does_and_states_why(tmp_path: Path) -> None:
+    line, environment, mark = command(tmp_path, "--energy-budget", "20kJ")
+    line[line.index("--rounds") + 1] = "30"
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stderr
+    assert gone(mark), processes_of(mark)
+    [run] = json.loads((tmp_path / "report.json").read_text())["runs"]
+    assert 0 < len(run["rounds"]) < 30
+    assert run["energy"]["budget_j"] == 20e3
+    assert 0 < run["energy"]["spent_j"] + run["energy"]["set_aside_j"] <= 20e3
+    said = " ".join(done.stdout.split())
+    assert f"it ended after {len(run['rounds'])} of 30 rounds, because the rest does not suffice for another" in said
+
+
 # The short forms are in `test_in_process` and `tests/integration/deploy/test_image_scripts.py`.
 @pytest.mark.slow
 def test_a_failing_run_is_named(

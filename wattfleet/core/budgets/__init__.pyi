@@ -15,3 +15,6 @@ from .budget import minute_of_day as minute_of_day
 from .budget import read_timed_schedule as read_timed_schedule
 from .budget import require_watts as require_watts
 from .budget import require_whole_day as require_whole_day
+from .energy import EnergyAccount as EnergyAccount
+from .energy import joules_of as joules_of
+from .energy import require_joules as require_joules

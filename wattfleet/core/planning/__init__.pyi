@@ -7,6 +7,8 @@ from .curves import Offer as Offer
 from .curves import curves_of as curves_of
 from .curves import least_whole as least_whole
 from .curves import min_makespan as min_makespan
+from .energy import EnergyLimit as EnergyLimit
+from .energy import granted_s as granted_s
 from .epoch_choice import EpochChoice as EpochChoice
 from .epoch_choice import EpochOption as EpochOption
 from .epoch_choice import require_epochs as require_epochs

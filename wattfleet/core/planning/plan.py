@@ -26,6 +26,7 @@ from wattfleet.core.planning.curves import (
     min_makespan,
     min_power_w,
 )
+from wattfleet.core.planning.energy import EnergyLimit, Fitted, TrainingCosts, fit, without_waste
 from wattfleet.core.planning.epoch_choice import EpochChoice, require_epochs
 from wattfleet.core.planning.history import History
 from wattfleet.core.planning.policies.policy import PlanningContext, Policy, SelectionRequest, any_devices
@@ -330,6 +331,7 @@ def plan_round(
     server_round: int,
     history: History | None = None,
     selection: Selection | None = None,
+    energy: EnergyLimit | None = None,
 ) -> RoundPlan:
     """Plan one round: the least makespan within all supplies' budgets for the devices that the policy requests.
 
@@ -343,6 +345,7 @@ def plan_round(
         server_round: number of the round, from 1.
         history: earlier rounds of the run.
         selection: the operator's rules for the selection.
+        energy: what is left of the run's energy budget; None for a run without one.
 
     Raises:
         InvalidInputError: there are no offers, a device is listed twice, a supply is unknown, or the epochs are not
@@ -350,6 +353,7 @@ def plan_round(
         NoCandidatesError: no device can be selected; the text gives the reason for each.
         InfeasibleBudgetError: the budgets are too low for one device, or no device meets the deadline; the text gives
             the budget or deadline that would be enough.
+        EnergySpentError: the energy that is left does not suffice for any device.
     """
     offers = sorted(offers, key=lambda offer: offer.device_id)
     history, selection = history or History(), selection or Selection()
@@ -362,14 +366,11 @@ def plan_round(
         """The policy's context without the devices that are left out; at least one must remain."""
         is_candidate = np.array([offer.device_id not in left_out for offer in offers], dtype=np.bool_)
         candidates = [offer for offer in offers if offer.device_id not in left_out]
+        fronts, own_headroom = FrontTable.of(candidates), headroom.of(is_candidate)
+        if energy is not None:
+            fronts = without_waste(fronts, candidates, own_headroom, choice.fewest)
         return PlanningContext(
-            server_round,
-            candidates,
-            FrontTable.of(candidates),
-            choice,
-            headroom.of(is_candidate),
-            history,
-            selection.over_selection,
+            server_round, candidates, fronts, choice, own_headroom, history, selection.over_selection, energy
         )
 
     if len(excluded) == len(offers):
@@ -380,15 +381,21 @@ def plan_round(
     candidates = list(context.offers)
     own_epochs = np.full(len(candidates), choice.fewest) if request.epochs is None else request.epochs
     curves = context.curves if request.epochs is None else context.fronts.curves(own_epochs)
-    allocation = min_makespan(curves, context.headroom, request.count, request.eligible, request.priority)
+    allocation = allocated(curves, context.headroom, request)
     if allocation is None:
         raise _infeasible(context, request, allowance, offers)
+    costs = None if energy is None else TrainingCosts.of(candidates, context.fronts, own_epochs)
+    if energy is not None and costs is not None:
+        # If no requested device can train, any other may do so alone, unless it would miss the deadline.
+        able = request.eligible if request.deadline_s is not None else np.ones_like(request.eligible)
+        fitted = fit(allocation, curves, costs, context.headroom, energy, request.priority, able)
+        allocation, request = fitted.allocation, _without_dropped(request, fitted, energy)
     selected = np.flatnonzero(allocation.step >= 0)
     extra_w = {candidates[k].device_id: float(curves.extra_w[allocation.step[k]]) for k in selected}
     use = allowance.use(offers, extra_w)
     return RoundPlan(
         assignments=tuple(
-            assignment_at(candidates[k], curves, int(allocation.step[k]), float(own_epochs[k])) for k in selected
+            assignment_at(candidates[k], curves, int(allocation.step[k]), float(own_epochs[k]), costs) for k in selected
         ),
         decisions=decisions(context, curves, request, allocation, allowance.supplies.names, excluded),
         duration_s=allocation.limit_s,
@@ -397,6 +404,32 @@ def plan_round(
         supplies=use,
         deadline_s=request.deadline_s,
         enough_replies=enough_replies(policy, context, len(selected)),
+    )
+
+
+def allocated(curves: Curves, headroom: Headroom, request: SelectionRequest) -> Allocation | None:
+    """The devices and modes for a policy's request; None if the supplies cannot power a single device."""
+    if request.within_s is not None:
+        within = curves.steps_within(request.within_s)
+        step = np.where(request.eligible & (within >= curves.start[:-1]), within, -1)
+        if (step >= 0).any() and headroom.can_supply(curves.extra_at(within), step >= 0):
+            return Allocation(request.within_s, step)
+    return min_makespan(curves, headroom, request.count, request.eligible, request.priority)
+
+
+def _without_dropped(request: SelectionRequest, fitted: Fitted, energy: EnergyLimit) -> SelectionRequest:
+    """A policy's request without the devices that the energy does not suffice for."""
+    if not fitted.dropped.any():
+        return request
+    reason = f"too much energy: this round may use {energy.share_j:.0f} of the {energy.left_j:.0f} J that are left"
+    return replace(
+        request,
+        count=int((fitted.allocation.step >= 0).sum()),
+        eligible=request.eligible & ~fitted.dropped,
+        exclusion_reasons={
+            **request.exclusion_reasons,
+            **dict.fromkeys(map(int, np.flatnonzero(fitted.dropped)), reason),
+        },
     )
 
 
@@ -461,7 +494,9 @@ def _over_supplies(
     return reasons
 
 
-def assignment_at(offer: Offer, curves: Curves, step: int, epochs: float) -> Assignment:
+def assignment_at(
+    offer: Offer, curves: Curves, step: int, epochs: float, costs: TrainingCosts | None = None
+) -> Assignment:
     """The assignment of a device at a step of its power curve.
 
     Args:
@@ -469,6 +504,7 @@ def assignment_at(offer: Offer, curves: Curves, step: int, epochs: float) -> Ass
         curves: power curves of a training of `epochs` local epochs.
         step: index of the step.
         epochs: local epochs of the device.
+        costs: the energy at the steps; None in a run without an energy budget.
     """
     point = int(curves.point[step])
     return Assignment(
@@ -484,6 +520,8 @@ def assignment_at(offer: Offer, curves: Curves, step: int, epochs: float) -> Ass
         batch=_batch(offer, point),
         profiled_modes=offer.profiled_modes,
         is_length_assumed=offer.is_length_assumed,
+        idle_w=0.0 if costs is None else offer.idle_w,
+        longest_s=None if costs is None else float(costs.longest_s[step]),
     )
 
 

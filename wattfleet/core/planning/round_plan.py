@@ -33,6 +33,9 @@ class Assignment:
         profiled_modes: number of modes that the device has measured with the workload; 0 if the prediction is a prior.
         is_length_assumed: whether the number of minibatches in the device's epoch is unknown, so that its epoch may
             take far longer. The device then has no deadline in this round.
+        idle_w: watts that the device draws while idle; counted only in a run with an energy budget, and 0 in others.
+        longest_s: seconds of training for which a run with an energy budget sets energy aside, after which the training
+            is over; None in other runs.
     """
 
     device_id: str
@@ -47,6 +50,13 @@ class Assignment:
     batch: int | None = None
     profiled_modes: int = 0
     is_length_assumed: bool = False
+    idle_w: float = 0.0
+    longest_s: float | None = None
+
+    @property
+    def set_aside_j(self) -> float:
+        """Joules above idle that are set aside for the training; 0 in a run without an energy budget."""
+        return 0.0 if self.longest_s is None else max(0.0, self.power_limit_w - self.idle_w) * self.longest_s
 
     def training_s(self, epoch_s: float) -> float:
         """Seconds of the whole training at `epoch_s` seconds per epoch, including the predicted warm-up."""
@@ -113,6 +123,17 @@ class RoundPlan:
         if found == len(self.assignments) or self.assignments[found].device_id != device_id:
             return None
         return self.assignments[found]
+
+    @property
+    def set_aside_j(self) -> float | None:
+        """Joules above idle that were set aside for the trainings; None in a run without an energy budget.
+
+        A trim changes nothing: no training gets more watts or seconds than were set aside.
+        """
+        trainings = self.original.assignments
+        if any(each.longest_s is None for each in trainings):
+            return None
+        return sum(each.set_aside_j for each in trainings)
 
     @property
     def original(self) -> RoundPlan:

@@ -20,7 +20,12 @@ from flwr.common.logger import log
 from wattfleet.common.clock import Clock
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import EpochChoice
-from wattfleet.flower.server.errors import CoordinatorRefusedError, LostRunError, TwoStrategiesError
+from wattfleet.flower.server.errors import (
+    CoordinatorRefusedError,
+    EnergyUsedUpError,
+    LostRunError,
+    TwoStrategiesError,
+)
 from wattfleet.flower.server.names import RunTitle
 from wattfleet.flower.server.planning_client import PlanningClient
 from wattfleet.flower.server.predictions import NodePrediction, node_predictions
@@ -113,7 +118,13 @@ class CoordinatorRun:
     """
 
     def __init__(
-        self, planner: PlanningClient, strategy: str, needs_all: bool, local_epochs: EpochChoice, clock: Clock
+        self,
+        planner: PlanningClient,
+        strategy: str,
+        needs_all: bool,
+        local_epochs: EpochChoice,
+        clock: Clock,
+        energy_budget_j: float | None = None,
     ) -> None:
         """Use a coordinator.
 
@@ -123,7 +134,9 @@ class CoordinatorRun:
             needs_all: whether the strategy needs the update of every device.
             local_epochs: passes over its data that a node's training makes in a round, or those that plans may choose.
             clock: measures when rounds began.
+            energy_budget_j: joules above idle that the run's trainings may draw; None without an energy budget.
         """
+        self._energy_budget_j = energy_budget_j
         self._planner = planner
         self._strategy = strategy
         self._needs_all = needs_all
@@ -195,6 +208,7 @@ class CoordinatorRun:
         Raises:
             CoordinatorUnreachableError: the coordinator does not answer.
             CoordinatorRefusedError: the coordinator refused.
+            EnergyUsedUpError: what is left of the run's energy budget does not suffice for another training.
             LostRunError: the coordinator does not know the run any more.
         """
         request = planning_pb2.PlanRoundRequest(
@@ -337,6 +351,7 @@ class CoordinatorRun:
             app=run.names.app,
             labels=run.names.labels,
             needs_all=self._needs_all,
+            energy_budget_j=self._energy_budget_j or 0.0,
         )
 
     def _call(self, method: str, request: Any) -> Any:
@@ -345,6 +360,8 @@ class CoordinatorRun:
         except CoordinatorRefusedError as refused:
             if refused.code is grpc.StatusCode.NOT_FOUND:
                 raise LostRunError(self._started.run_id, self._planner.name) from None
+            if refused.code is grpc.StatusCode.OUT_OF_RANGE:
+                raise EnergyUsedUpError(str(refused)) from None
             raise
 
     def _report(self, method: str, build: Callable[[], Any]) -> None:

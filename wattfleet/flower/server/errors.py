@@ -40,6 +40,10 @@ class CoordinatorRefusedError(PlanningError):
         )
 
 
+class EnergyUsedUpError(PlanningError):
+    """What is left of the run's energy budget does not suffice for another training."""
+
+
 class LostRunError(PlanningError):
     """The coordinator does not know a run any more that was started there, so that the run has to end."""
 

@@ -28,11 +28,12 @@ from wattfleet.common.addresses import COORDINATOR_VARIABLE
 from wattfleet.common.clock import Clock, SystemClock
 from wattfleet.common.identity.channels import Endpoint, named_folder
 from wattfleet.common.settings.user_file import user_folder
+from wattfleet.core.budgets import joules_of
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import EpochChoice
 from wattfleet.flower.server.away import AwayPolicy, OnCoordinatorAway
-from wattfleet.flower.server.errors import PlanningError, TwoStrategiesError
+from wattfleet.flower.server.errors import EnergyUsedUpError, PlanningError, TwoStrategiesError
 from wattfleet.flower.server.fedbuff import FedBuff
 from wattfleet.flower.server.grids import FreeNodesGrid, LateReplies, SelectedNodesGrid, WaitingGrid, steady
 from wattfleet.flower.server.measuring import SURVEY_S, Measurements
@@ -235,6 +236,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         batches: BatchChoice | None = None,
         select: Select | None = None,
         quorum: Quorum | None = None,
+        energy_budget: str | float | None = None,
         survey_s: float | None = SURVEY_S,
         measures_left_out: bool = True,
         allowance_s: float | None = ALLOWANCE_S,
@@ -269,6 +271,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 nodes. None to let the plan use all connected nodes.
             quorum: how many replies end a round. The other devices go on training, and a later round uses their
                 updates. None to wait for all replies.
+            energy_budget: what all trainings of a run may draw above the idle power of their boards, such as "2 kWh" or
+                "500 kJ"; a number counts in joules. When what is left does not suffice for another training, `start`
+                returns the result of the rounds until then. None for no energy budget.
             survey_s: before a round, devices that do not know the workload train for a short time, in order to measure
                 a few power modes and the length of their epoch. They begin no measurement after these seconds. None
                 plans the first round from predictions alone.
@@ -295,9 +300,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         Raises:
             TwoStrategiesError: the strategy is power-aware already, or wraps a power-aware one.
             InvalidInputError: the strategy is not one of Flower's current API; `local_epochs`, `workload`, `run_name`,
-                `labels`, `on_coordinator_away` or `coordinator_patience_s` is not valid; the strategy cannot be
-                combined with a quorum or with the choice of epochs; the identity is absent or damaged; or plaintext
-                would leave this machine although it must not.
+                `labels`, `energy_budget`, `on_coordinator_away` or `coordinator_patience_s` is not valid; the strategy
+                cannot be combined with a quorum, with the choice of epochs or with an energy budget; the identity is
+                absent or damaged; or plaintext would leave this machine although it must not.
         """
         _require_current(strategy)
         if any(isinstance(layer, PowerAware) for layer in layers(strategy)):
@@ -309,6 +314,12 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             )
         epochs = local_epochs if isinstance(local_epochs, EpochChoice) else EpochChoice.fixed(local_epochs)
         require_combinable(strategy, quorum, epochs)
+        budget_j = None if energy_budget is None else joules_of("energy_budget", energy_budget)
+        if budget_j is not None and (isinstance(strategy, FedBuff) or on_coordinator_away == "unplanned"):
+            raise InvalidInputError(
+                "an energy budget needs rounds that are all planned: leave energy_budget out, or use a strategy other"
+                ' than FedBuff and on_coordinator_away="wait" or "stop"'
+            )
         self.strategy = strategy
         self._own_methods: dict[str, Callable[..., Any]] = {}
         self._simulation = SIMULATION.get()
@@ -332,11 +343,13 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             WaitLimits(allowance_s, patience_s, low_budget_patience_s),
             AwayPolicy(on_coordinator_away, coordinator_patience_s),
             self._clock,
+            budget_j,
         )
         self._late = LateReplies(quorum, self._rounds, self._clock)
         self._measurements = Measurements(self._rounds, survey_s, measures_left_out, allowance_s, self._clock)
         self._sent: SentRound | None = None
         self._evaluates_centrally = False
+        self._so_far = Result()
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute or a method of the wrapped strategy that this class does not have."""
@@ -363,6 +376,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             kwargs: the same by name.
 
         Raises:
+            EnergyUsedUpError: the energy budget does not suffice for any training of the first round.
             PlanningError: a round cannot be planned, even after waiting; the coordinator is away and the run must not
                 go on without it; or the strategy sends trainings that no plan has. The text gives the reason.
             SuperLinkError: Flower's SuperLink has answered with errors for too long.
@@ -377,9 +391,12 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             assert evaluate_fn is not None, "only called with an evaluate_fn"
             metrics: MetricRecord | None = evaluate_fn(server_round, arrays)
             self._rounds.report_metrics(server_round, metrics)
+            if metrics is not None:
+                self._so_far.evaluate_metrics_serverapp[server_round] = metrics
             return metrics
 
         self._evaluates_centrally = evaluate_fn is not None
+        self._so_far = Result()
         self._late.begin_run()
         grid = steady(grid, self._clock)
         self._measurements.begin_run()
@@ -408,13 +425,19 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             def reporting(value: Any) -> Any:
                 return evaluate_and_report if evaluate_fn is not None and value is evaluate_fn else value
 
-            with self._in_place_of_own_methods():
-                return self.strategy.start(
-                    planned,
-                    initial_arrays,
-                    *map(reporting, args),
-                    **{name: reporting(value) for name, value in kwargs.items()},
-                )
+            try:
+                with self._in_place_of_own_methods():
+                    return self.strategy.start(
+                        planned,
+                        initial_arrays,
+                        *map(reporting, args),
+                        **{name: reporting(value) for name, value in kwargs.items()},
+                    )
+            except EnergyUsedUpError as used_up:
+                if not self._so_far.arrays:
+                    raise
+                log(logging.INFO, "The run ends, because its energy is used up: %s", used_up)
+                return self._so_far
 
     @contextmanager
     def _in_place_of_own_methods(self) -> Iterator[None]:
@@ -538,8 +561,14 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             self._late.begin_round(None)
         aggregate = partial(self._own("aggregate_train"), server_round, replies)
         if self._simulation is not None and isinstance(sent, PlannedRound):
-            return self._simulation.aggregated(server_round, self.strategy, aggregate)
-        return aggregate()  # type: ignore[no-any-return]
+            arrays, metrics = self._simulation.aggregated(server_round, self.strategy, aggregate)
+        else:
+            arrays, metrics = aggregate()
+        if arrays is not None:
+            self._so_far.arrays = arrays
+        if metrics is not None:
+            self._so_far.train_metrics_clientapp[server_round] = metrics
+        return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -566,6 +595,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         If the run has an `evaluate_fn`, the clients' metrics are reported with the prefix `clientapp_`.
         """
         metrics = self._own("aggregate_evaluate")(server_round, replies)
+        if metrics is not None:
+            self._so_far.evaluate_metrics_clientapp[server_round] = metrics
         if metrics is not None and not trains_nothing(self.strategy):  # without training, no round is planned
             prefix = CLIENT_METRICS_PREFIX if self._evaluates_centrally else ""
             self._rounds.report_metrics(server_round, metrics, prefix)

@@ -79,6 +79,7 @@ class PlannedRounds:
         limits: WaitLimits,
         away: AwayPolicy,
         clock: Clock,
+        energy_budget_j: float | None = None,
     ) -> None:
         """Use a coordinator's plans for one strategy.
 
@@ -94,10 +95,11 @@ class PlannedRounds:
             limits: how long to wait.
             away: what to do while the coordinator does not answer.
             clock: measures the waiting.
+            energy_budget_j: joules above idle that a run's trainings may draw; None without an energy budget.
         """
         self._planner = planner
         self._strategy = strategy
-        self._run = CoordinatorRun(planner, strategy, needs_all, local_epochs, clock)
+        self._run = CoordinatorRun(planner, strategy, needs_all, local_epochs, clock, energy_budget_j)
         self._naming = naming
         self._run_naming = run_naming
         self._batches = batches
@@ -180,6 +182,7 @@ class PlannedRounds:
             CoordinatorRefusedError: no device became ready, the watts are too few for any device, or the coordinator
                 refused.
             CoordinatorUnreachableError: the coordinator does not answer, and `waits` is false.
+            EnergyUsedUpError: what is left of the run's energy budget does not suffice for another training.
             PlanningError: the run has to end, since the coordinator does not answer.
         """
         began_s = self._clock.now_s()

@@ -30,6 +30,7 @@ def main(grid: Grid, context: Context) -> None:
         coordinator=str(config["coordinator"]),
         local_epochs=_epochs(config),
         batches=_batches(str(config["batches"]), int(config["batch-size"])),
+        energy_budget=str(config["energy-budget"]) or None,
         # The plan's seconds are those of the simulated boards, not those that this machine needs for the trainings.
         allowance_s=None,
         # The devices are ready before the run begins and their budget is constant, so only nodes are waited for.

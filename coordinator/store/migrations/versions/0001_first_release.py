@@ -74,6 +74,8 @@ def _runs() -> None:
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("labels", sa.Text(), nullable=False),
         sa.Column("needs_all", sa.Boolean(), nullable=False),
+        sa.Column("energy_budget_j", sa.Double()),
+        sa.Column("surveys_j", sa.Double(), nullable=False),
         sa.Column("started_at", _TIME, nullable=False),
         sa.Column("finished_at", _TIME),
         sa.Column("checksum", _COUNT),
@@ -89,6 +91,7 @@ def _runs() -> None:
         sa.Column("plan", sa.LargeBinary(), nullable=False),
         sa.Column("nodes", sa.Text(), nullable=False),
         sa.Column("idle_w", sa.Double(), nullable=False),
+        sa.Column("set_aside_j", sa.Double()),
         sa.Column("results", sa.Text(), nullable=False),
         sa.Column("metrics", sa.Text(), nullable=False),
         sa.Column("wall_s", sa.Double()),
@@ -104,6 +107,14 @@ def _runs() -> None:
         sa.Column("epoch_s", sa.Double(), nullable=False),
         sa.Column("power_w", sa.Double(), nullable=False),
         sa.Column("beside_duty", sa.Boolean(), nullable=False),
+        sa.Column("checksum", _COUNT),
+    )
+    op.create_table(
+        "training_energy",
+        sa.Column("plan_id", sa.String(), primary_key=True),
+        sa.Column("device_id", sa.String(), primary_key=True),
+        sa.Column("energy_j", sa.Double(), nullable=False),
+        sa.Column("set_aside_j", sa.Double(), nullable=False),
         sa.Column("checksum", _COUNT),
     )
     op.create_table(

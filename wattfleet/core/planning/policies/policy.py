@@ -11,6 +11,7 @@ import numpy as np
 
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.planning.curves import Curves, FrontTable, Headroom, Mask, Offer, Values, least_whole
+from wattfleet.core.planning.energy import EnergyLimit
 from wattfleet.core.planning.epoch_choice import EpochChoice
 from wattfleet.core.planning.history import History
 
@@ -27,6 +28,8 @@ class PlanningContext:
         headroom: headroom of the supplies that feed them.
         history: earlier rounds of the run.
         over_selection: share of devices to select beyond the policy's number, so that some may fail.
+        energy: the energy that the run has left; None for a run without an energy budget. The plan keeps to it,
+            whatever the policy requests.
     """
 
     server_round: int
@@ -36,6 +39,7 @@ class PlanningContext:
     headroom: Headroom
     history: History
     over_selection: float = 0.0
+    energy: EnergyLimit | None = None
 
     @cached_property
     def curves(self) -> Curves:
@@ -61,6 +65,8 @@ class SelectionRequest:
             their makespan.
         deadline_s: seconds of training after which a device stops; None without a deadline.
         epochs: `[n]` local epochs of each device, each one of the context's choice; None for the fewest.
+        within_s: seconds of training within which all devices finish, each with the least power that suffices; the
+            supplies can power all of them. None for the least makespan.
     """
 
     count: int
@@ -70,6 +76,7 @@ class SelectionRequest:
     selection_reasons: Mapping[int, str] = field(default_factory=dict)
     deadline_s: float | None = None
     epochs: Values | None = None
+    within_s: float | None = None
 
 
 class Policy(Protocol):

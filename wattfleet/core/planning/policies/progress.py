@@ -12,6 +12,7 @@ import numpy as np
 
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.planning.curves import Curves, Headroom, Indices, Mask, Offer, Values, min_makespan
+from wattfleet.core.planning.energy import EnergyLimit, TrainingCosts
 from wattfleet.core.planning.history import History
 from wattfleet.core.planning.policies.policy import (
     PlanningContext,
@@ -135,7 +136,11 @@ class ScoredSet:
 
 
 class ProgressSearch:
-    """The search for the best set of one round."""
+    """The search for the best set of one round.
+
+    Attributes:
+        overhead_s: seconds of a round in addition to its training.
+    """
 
     def __init__(
         self, context: PlanningContext, worth: Values, places: int, half_devices: float, overhead_s: float
@@ -151,11 +156,11 @@ class ProgressSearch:
             overhead_s: seconds of a round in addition to its training.
         """
         options = context.choice.options
+        self.overhead_s = overhead_s
         self._worth = worth
         self._is_small_fleet = len(worth) <= _SMALL_FLEET
         self._limits = _LIMITS_SMALL_FLEET if self._is_small_fleet else _LIMITS
         self._places = places
-        self._overhead_s = overhead_s
         self._headroom = context.headroom
         # Devices that are busy or away hold data, too, though they are no candidates now.
         everybody = {offer.device_id for offer in context.offers} | context.history.last_selected.keys()
@@ -198,13 +203,21 @@ class ProgressSearch:
         chosen = np.flatnonzero(level >= 0)
         if not len(chosen):
             return 0.0
+        return self.progress(level) / (float(times_s[level[chosen], chosen].max()) + self.overhead_s)
+
+    def progress(self, level: Indices) -> float:
+        """Progress of a round with a set of one or more devices.
+
+        Args:
+            level: `[n]` as in `ScoredSet`.
+        """
+        chosen = np.flatnonzero(level >= 0)
         worth, own = self._worth[chosen], level[chosen]
         weight = float(worth.sum())
         mean = float((worth * self._progress[own]).sum()) / weight
         devices = min(weight, len(chosen))  # a set counts for no more devices than it has
-        duration_s = float(times_s[own, chosen].max()) + self._overhead_s
         left_out = (self._all - devices) / self._all_others
-        return mean * devices / (devices + self._half[int(own.max())] * left_out) / duration_s
+        return mean * devices / (devices + self._half[int(own.max())] * left_out)
 
     def _within(self, limit_s: float, levels: Sequence[int]) -> tuple[Values, Values]:
         """The least power with which each device trains some options of epochs within a duration.
@@ -288,7 +301,7 @@ class ProgressSearch:
         by_device = 1 - self._half[top] / self._all_others
         for limit_s in map(float, np.geomspace(*tried_s)):
             extra_w, times_s = self._within(limit_s, range(top + 1))
-            ratio = equal.progress_per_s * (limit_s + self._overhead_s)  # a better set exceeds this ratio
+            ratio = equal.progress_per_s * (limit_s + self.overhead_s)  # a better set exceeds this ratio
             gain = self._worth * np.maximum(self._progress[:, None] - ratio * by_device, 0.0)
             can = np.isfinite(extra_w) & (gain > 0)
             if not can.any():
@@ -370,11 +383,147 @@ def _progress_per_s(found: ScoredSet) -> float:
     return found.progress_per_s
 
 
+# --- Scarce energy ----------------------------------------------------------------------------------------------------
+# Searches the devices, their local epochs and the duration of a round for which joules bring the most progress.
+#
+# If the number of rounds is known, a round may spend an even share of what is left. It gets the set with the most
+# progress within this share; of sets with about as much progress, the one with the shortest round. If the number is
+# unknown, it gets the set with the most progress per joule. The joules are then those of the trainings and of all
+# candidates' idle power during the round. Without the idle power, few devices in a long round would always be best.
+
+_AS_MUCH_PROGRESS = 0.98
+"""Of sets with at least this share of the most progress within a round's energy, the one with the shortest round is
+taken."""
+
+
+@dataclass(frozen=True)
+class _FrugalSet:
+    """A set of devices that train within some seconds, with its value by what the round is planned for."""
+
+    value: float
+    limit_s: float
+    level: Indices
+
+
+class FrugalSearch:
+    """The search for the best set of a round whose energy is scarce."""
+
+    def __init__(
+        self, context: PlanningContext, energy: EnergyLimit, worth: Values, places: int, search: ProgressSearch
+    ) -> None:
+        """Search for one round.
+
+        Args:
+            context: the round.
+            energy: what is left.
+            worth: `[n]` weight of each device, 1 on average.
+            places: maximum number of devices.
+            search: states the progress of sets.
+        """
+        self._context, self._energy, self._worth, self._places, self._search = context, energy, worth, places, search
+        options = context.choice.options
+        self._curves = [context.fronts.curves(option.epochs) for option in options]
+        self._costs = [TrainingCosts.of(context.offers, context.fronts, option.epochs) for option in options]
+        self._idle_w = float(context.fronts.idle_w.sum())
+
+    def best(self) -> _FrugalSet | None:
+        """The best set that was found; None if the energy or the watts do not suffice for any device."""
+        found = [one for level in range(len(self._curves)) for one in self._within_all_times(level)]
+        if len(self._worth) <= _SMALL_FLEET:
+            found += [self._improved(one) for one in sorted(found, key=_value, reverse=True)[:_IMPROVED_SETS]]
+        if not found:
+            return None
+        most = max(found, key=_value)
+        if not self._energy.rounds_left:
+            return most
+        alike = [one for one in found if one.value >= _AS_MUCH_PROGRESS * most.value]
+        return min(alike, key=lambda one: (one.limit_s, -one.value))
+
+    def _within_all_times(self, level: int) -> Iterator[_FrugalSet]:
+        """The best sets whose devices all train the same number of epochs, for durations over the whole range."""
+        curves = self._curves[level]
+        if not len(curves.time_s):
+            return
+        first_s, last_s = float(curves.time_s.min()) * (1 + 1e-9), float(curves.time_s.max())
+        tries = _LIMITS_SMALL_FLEET if len(self._worth) <= _SMALL_FLEET else _LIMITS
+        for limit_s in map(float, np.geomspace(first_s, last_s, tries)):
+            if (chosen := self._chosen(level, limit_s)) is not None:
+                yield _FrugalSet(self._value(chosen, limit_s), limit_s, chosen)
+
+    def _chosen(self, level: int, limit_s: float) -> Indices | None:
+        """`[n]` a set by worth per watt and then by worth per joule, as in `ScoredSet`; None if it is empty."""
+        curves, headroom = self._curves[level], self._context.headroom
+        step = curves.steps_within(limit_s)
+        extra_w = curves.extra_at(step)
+        carried = np.flatnonzero(greedy_by_utility_per_watt(extra_w, self._worth, headroom).chosen)
+        if not len(carried):
+            return None
+        expected_j, set_aside_j = self._joules(level, step[carried])
+        order = np.argsort(-self._worth[carried] / np.maximum(expected_j, 1e-9), kind="stable")
+        spent_j, aside_j = np.cumsum(expected_j[order]), np.cumsum(set_aside_j[order])
+        fits = (spent_j <= self._energy.share_j) & (aside_j <= self._energy.left_j)
+        count = min(int(np.count_nonzero(fits)), self._places)
+        if not count:
+            return None
+        found = np.full(len(curves), -1, dtype=np.intp)
+        if not self._energy.rounds_left:  # further devices may bring less than they take
+            sizes = sorted({1, count} | {int(size) for size in np.geomspace(1, count, _FINER_LIMITS)})
+            count = max(sizes, key=lambda size: self._value(_marked(found, carried[order[:size]], level), limit_s))
+        return _marked(found, carried[order[:count]], level)
+
+    def _joules(self, level: int, step: Indices) -> tuple[Values, Values]:
+        return self._costs[level].expected_j[step], self._costs[level].set_aside_j[step]
+
+    def _value(self, level: Indices, limit_s: float) -> float:
+        """The progress of a set, or its progress per joule if the number of rounds is unknown; 0 if it takes too much.
+
+        Args:
+            level: `[n]` as in `ScoredSet`.
+            limit_s: seconds of training within which all devices finish.
+        """
+        chosen = np.flatnonzero(level >= 0)
+        if not len(chosen) or len(chosen) > self._places:
+            return 0.0
+        option = int(level[chosen].max())
+        step = self._curves[option].steps_within(limit_s)[chosen]
+        if (step < self._curves[option].start[chosen]).any() or not self._energy.allows(self._costs[option], step):
+            return 0.0
+        progress = self._search.progress(level)
+        if self._energy.rounds_left:
+            return progress
+        expected_j, _ = self._joules(option, step)
+        return progress / (float(expected_j.sum()) + self._idle_w * (limit_s + self._search.overhead_s))
+
+    def _improved(self, one: _FrugalSet) -> _FrugalSet:
+        """A set that was improved one device at a time, for the same duration and epochs."""
+        option = int(one.level.max())
+        curves = self._curves[option]
+        extra_w = np.full((option + 1, len(curves)), np.inf)
+        extra_w[option] = curves.extra_at(curves.steps_within(one.limit_s))
+        level = improved(
+            one.level, extra_w, self._context.headroom, self._places, lambda level: self._value(level, one.limit_s)
+        )
+        return _FrugalSet(self._value(level, one.limit_s), one.limit_s, level)
+
+
+def _marked(nobody: Indices, devices: Indices, level: int) -> Indices:
+    """`[n]` a set of some devices, as in `ScoredSet`."""
+    found = nobody.copy()
+    found[devices] = level
+    return found
+
+
+def _value(found: _FrugalSet) -> float:
+    return found.value
+
+
 # --- Progress ---------------------------------------------------------------------------------------------------------
 
 _BEST, _OTHERS = "in the set with the most progress per second", "other devices make more progress per second"
 _DUE = "it has not trained in this run yet, and each device trains within its first rounds"
 _FILLED = "it finishes within the round with the watts that the others leave"
+_FRUGAL = "in the set with the most progress for the energy of this round"
+_OTHERS_FRUGAL = "other devices make more progress for the energy of this round"
 
 _SPARE_ROUNDS = 2
 """Rounds in which each device is selected once, beyond those that are enough if every round selects others."""
@@ -430,10 +579,42 @@ class Progress:
         return self.count is not None
 
     def request(self, context: PlanningContext) -> SelectionRequest:
-        """Request the set, and its local epochs, with the most progress per second among those that are tried."""
+        """Request the set, and its local epochs, with the most progress per second among those that are tried.
+
+        If a run has an energy budget and this set takes more than the round's share, or if the number of its rounds is
+        unknown, the set with the most progress for its energy is requested instead.
+        """
         worth = device_worth(context.offers, context.server_round, context.history)
         places = len(worth) if self.count is None else context.places(self.count, len(worth))
         search = ProgressSearch(context, worth, places, self.half_devices, self.overhead_s)
+        energy = context.energy
+        if energy is None:
+            return self._with_most_per_second(context, worth, places, search)
+        if energy.rounds_left:
+            request = self._with_most_per_second(context, worth, places, search)
+            if _is_affordable(context, request, energy):
+                return request
+        found = FrugalSearch(context, energy, worth, places, search).best()
+        if found is None:
+            return any_devices(context, 1)  # planning then takes the device with the least energy, or fails
+        chosen = found.level >= 0
+        request = replace(only_devices(chosen, _FRUGAL, _OTHERS_FRUGAL), within_s=found.limit_s)
+        if len(context.choice.options) == 1:
+            return request
+        epochs = context.choice.options[int(found.level.max())].epochs
+        return replace(request, epochs=np.full(len(worth), epochs))
+
+    def _with_most_per_second(
+        self, context: PlanningContext, worth: Values, places: int, search: ProgressSearch
+    ) -> SelectionRequest:
+        """Request the set with the most progress per second.
+
+        Args:
+            context: the round.
+            worth: `[n]` weight of each device.
+            places: maximum number of devices.
+            search: the search for this set.
+        """
         found = search.best()
         if found is None:
             return any_devices(context, 1)  # planning then fails with an error that states the missing watts
@@ -446,6 +627,17 @@ class Progress:
         reasons = {int(k): _BEST if best[k] else _DUE if due[k] else _FILLED for k in np.flatnonzero(chosen)}
         request = replace(only_devices(chosen, reasons, _OTHERS), priority=due & chosen)
         return request if len(context.choice.options) == 1 else replace(request, epochs=epochs)
+
+
+def _is_affordable(context: PlanningContext, request: SelectionRequest, energy: EnergyLimit) -> bool:
+    """Whether the round of a request takes no more than its share of the energy."""
+    epochs = context.choice.fewest if request.epochs is None else request.epochs
+    curves = context.fronts.curves(epochs)
+    allocation = min_makespan(curves, context.headroom, request.count, request.eligible, request.priority)
+    if allocation is None:
+        return False
+    costs = TrainingCosts.of(context.offers, context.fronts, epochs)
+    return energy.allows(costs, allocation.step[allocation.step >= 0])
 
 
 def _due(context: PlanningContext, best: Mask) -> Mask:

@@ -1,0 +1,245 @@
+"""The joules of a round's trainings, and how a plan keeps within a run's energy budget.
+
+What counts is the energy of trainings above the idle power of their boards. Each training has two figures: the joules
+that it is expected to draw, by the medians of its prediction, and those that are set aside for it, which it can hardly
+exceed. A round may be expected to spend its share of what is left, and may set aside all that is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from wattfleet.core.errors import EnergySpentError, InvalidInputError
+from wattfleet.core.planning.curves import Allocation, Curves, FrontTable, Headroom, Indices, Mask, Offer, Values
+from wattfleet.core.prediction import normal_quantile
+
+SET_ASIDE_QUANTILE = 0.95
+"""Quantile of a training's predicted time for which energy is set aside, at the power quantile that is planned with."""
+
+_TIME_FACTOR, _EXTRA_S = 1.1, 15.0
+"""Beyond its predicted time, an app loads data, measures modes and parks: so much more time is set aside."""
+
+_PARKING_S = 6.0
+"""Seconds of what is set aside that remain for parking, once a training has to stop."""
+
+_LAST_ROUND = 0.6
+"""About the share of the joules set aside for a round that it spends."""
+
+_SLOWER_LIMITS = 24
+"""Number of longer rounds to try if the shortest one takes too much energy."""
+
+_HARDLY_MORE = 1.1
+"""A device that trains alone may take so many times the least energy, in order to be faster."""
+
+_CLOSE = 1e-9
+
+
+@dataclass(frozen=True)
+class EnergyLimit:
+    """The energy that a run has left before a round.
+
+    Attributes:
+        left_j: joules that may be set aside for the round.
+        rounds_left: number of rounds that the energy should last for, this one included; 0 if it is unknown.
+
+    Raises:
+        InvalidInputError: the joules are negative or not finite, or the number of rounds is negative.
+    """
+
+    left_j: float
+    rounds_left: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.left_j) and self.left_j >= 0):
+            raise InvalidInputError(f"the energy that is left must be finite and 0 J or more, not {self.left_j:g}")
+        if self.rounds_left < 0:
+            raise InvalidInputError(f"the number of rounds left must be 0 or more, not {self.rounds_left}")
+
+    @property
+    def share_j(self) -> float:
+        """Joules that the round should spend at most: an even share, or all if the number of rounds is unknown.
+
+        The last round spends less than what has to be set aside for it, so it counts as a part of one.
+        """
+        return self.left_j if self.rounds_left <= 1 else self.left_j / (self.rounds_left - 1 + _LAST_ROUND)
+
+    def allows(self, costs: TrainingCosts, step: Indices) -> bool:
+        """Whether a round may be planned.
+
+        Args:
+            costs: the costs of all steps.
+            step: `[k]` the steps of its devices.
+        """
+        return (
+            float(costs.expected_j[step].sum()) <= self.share_j * (1 + _CLOSE)
+            and float(costs.set_aside_j[step].sum()) <= self.left_j
+        )
+
+
+@dataclass(frozen=True)
+class TrainingCosts:
+    """The energy above idle of a training at each of the `m` steps of some power curves.
+
+    Attributes:
+        expected_j: `[m]` joules at the medians of time and power.
+        longest_s: `[m]` seconds for which energy is set aside.
+        set_aside_j: `[m]` joules that are set aside.
+    """
+
+    expected_j: Values
+    longest_s: Values
+    set_aside_j: Values
+
+    @classmethod
+    def of(cls, offers: Sequence[Offer], fronts: FrontTable, epochs: float | Values) -> TrainingCosts:
+        """The costs at the steps of `fronts.curves(epochs)`.
+
+        Args:
+            offers: the devices, in the order of the fronts.
+            fronts: their fronts.
+            epochs: local epochs, the same for all or `[n]`.
+        """
+        kept = fronts.is_allowed
+        each_epochs = np.repeat(np.broadcast_to(epochs, len(fronts.sizes)), fronts.sizes)[kept]
+        median_s, log_sd, power_w = (
+            np.concatenate([getattr(offer.front, name) for offer in offers])[kept]
+            for name in ("epoch_s", "epoch_log_sd", "power_w")
+        )
+        idle_w, warmup_s = np.repeat(fronts.idle_w, fronts.sizes)[kept], fronts.warmup_s[kept]
+        high_s = each_epochs * median_s * np.exp(normal_quantile(SET_ASIDE_QUANTILE) * log_sd) + warmup_s
+        longest_s = _TIME_FACTOR * high_s + _EXTRA_S
+        return cls(
+            expected_j=np.maximum(power_w - idle_w, 0.0) * (each_epochs * median_s + warmup_s),
+            longest_s=longest_s,
+            set_aside_j=fronts.extra_w[kept] * longest_s,
+        )
+
+
+def granted_s(longest_s: float) -> float:
+    """Seconds after which a training has to stop, so that it is parked within the seconds that were set aside.
+
+    Args:
+        longest_s: seconds for which energy is set aside.
+    """
+    return longest_s - _PARKING_S
+
+
+def without_waste(fronts: FrontTable, offers: Sequence[Offer], headroom: Headroom, epochs: float) -> FrontTable:
+    """The fronts without modes that take both more time and more energy than another mode of their device.
+
+    Only modes that the supplies could power for one device alone are compared: a slower mode may be the only possible
+    one.
+
+    Args:
+        fronts: the fronts of the devices.
+        offers: the devices.
+        headroom: headroom of the supplies.
+        epochs: local epochs of a training.
+    """
+    owner = np.repeat(np.arange(len(fronts.sizes)), fronts.sizes)
+    everywhere = replace(fronts, is_allowed=np.ones_like(fronts.is_allowed))
+    expected_j = TrainingCosts.of(offers, everywhere, epochs).expected_j
+    is_possible = fronts.is_allowed & (fronts.extra_w <= headroom.single_device_w[owner])
+    expected_j = np.where(is_possible, expected_j, np.inf)
+    begins = np.cumsum(fronts.sizes) - fronts.sizes
+    least_j = np.minimum.reduceat(expected_j, begins)
+    index = np.arange(len(owner))
+    first_least = np.minimum.reduceat(np.where(expected_j == least_j[owner], index, len(index)), begins)
+    is_kept = (index <= first_least[owner]) | ~np.isfinite(least_j)[owner]
+    return replace(fronts, is_allowed=fronts.is_allowed & is_kept)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The devices and modes of a round whose energy is left.
+
+    Attributes:
+        allocation: the devices that train, and their steps.
+        dropped: `[n]` devices that would have trained if there was more energy.
+    """
+
+    allocation: Allocation
+    dropped: Mask
+
+
+def fit(
+    allocation: Allocation,
+    curves: Curves,
+    costs: TrainingCosts,
+    headroom: Headroom,
+    energy: EnergyLimit,
+    priority: Mask,
+    eligible: Mask,
+) -> Fitted:
+    """Bring a round within the energy that it may use: first in slower modes, and then with fewer devices.
+
+    If the round's share is too small for any device, the one with the least energy trains alone, as long as any energy
+    is left for it.
+
+    Args:
+        allocation: the devices and modes that the policy and the watts allow.
+        curves: power curves of all devices.
+        costs: the energy at their steps.
+        headroom: headroom of the supplies.
+        energy: what is left.
+        priority: `[n]` devices that are dropped last.
+        eligible: `[n]` devices of which one may train alone.
+
+    Raises:
+        EnergySpentError: no device can train with what is left; the text states how many joules would be needed.
+    """
+    chosen = np.flatnonzero(allocation.step >= 0)
+    nobody = np.zeros(len(curves), dtype=np.bool_)
+    step, limit_s = allocation.step, allocation.limit_s
+    if energy.allows(costs, step[chosen]):
+        return Fitted(allocation, nobody)
+    slowest_s = float(curves.time_s[curves.start[chosen + 1] - 1].max())
+    if slowest_s > limit_s:
+        for longer_s in np.geomspace(limit_s, slowest_s * (1 + _CLOSE), _SLOWER_LIMITS):
+            limit_s = float(longer_s)
+            step = np.where(allocation.step >= 0, curves.steps_within(limit_s), -1)
+            if energy.allows(costs, step[chosen]):
+                return Fitted(Allocation(limit_s, step), nobody)
+    order = chosen[np.lexsort((costs.set_aside_j[step[chosen]], ~priority[chosen]))]
+    fits = np.cumsum(costs.expected_j[step[order]]) <= energy.share_j * (1 + _CLOSE)
+    fits &= np.cumsum(costs.set_aside_j[step[order]]) <= energy.left_j
+    kept = order[fits]
+    if not len(kept):
+        return _least(allocation, curves, costs, headroom, energy, eligible)
+    fitted = np.full_like(step, -1)
+    fitted[kept] = step[kept]
+    dropped = nobody.copy()
+    dropped[np.setdiff1d(chosen, kept)] = True
+    return Fitted(Allocation(float(curves.time_s[step[kept]].max()), fitted), dropped)
+
+
+def _least(
+    allocation: Allocation,
+    curves: Curves,
+    costs: TrainingCosts,
+    headroom: Headroom,
+    energy: EnergyLimit,
+    eligible: Mask,
+) -> Fitted:
+    """The round of the single device for which the fewest joules, or hardly more, have to be set aside."""
+    owner = np.repeat(np.arange(len(curves)), np.diff(curves.start))
+    is_possible = eligible[owner] & (curves.extra_w <= headroom.single_device_w[owner])
+    set_aside_j = np.where(is_possible, costs.set_aside_j, np.inf)
+    best = int(np.argmin(set_aside_j))
+    if set_aside_j[best] > energy.left_j:
+        raise EnergySpentError(
+            f"{energy.left_j:.0f} J of the energy budget are left, and the training that takes the least needs"
+            f" {math.ceil(float(set_aside_j[best]))} J"
+        )
+    # The mode with the very least energy may take several times as long.
+    alike = set_aside_j <= min(_HARDLY_MORE * set_aside_j[best], energy.left_j)
+    best = int(np.argmin(np.where(alike, curves.time_s, np.inf)))
+    step = np.full_like(allocation.step, -1)
+    step[owner[best]] = best
+    dropped = allocation.step >= 0
+    dropped[owner[best]] = False
+    return Fitted(Allocation(float(curves.time_s[best]), step), dropped)
