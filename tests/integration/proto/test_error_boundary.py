@@ -38,6 +38,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "edge_agent.selftest._TooHotError",
     "coordinator.errors.StoreInUseError",  # before the service is up
     "wattfleet.flower.client.agent_training.AgentUnreachableError",  # in Flower's ClientApp
+    "edge_agent.devices.external_meters.MeterError",  # in the thread that reads an external meter
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
     "edge_agent.profiling.mode_measurement.DisturbedError",  # while profiling
     "edge_agent.profiling.mode_measurement.OverloadedError",
