@@ -174,19 +174,18 @@ def _get(url: str) -> bytes:
     parts = urllib.parse.urlsplit(url)
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)
+    host, context = parts.hostname or "", ssl.create_default_context() if is_tls else None
     connection: http.client.HTTPConnection
-    if is_tls:
-        connection = http.client.HTTPSConnection(
-            parts.hostname or "", port, timeout=TIMEOUT_S, context=ssl.create_default_context()
-        )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname or "", port, timeout=TIMEOUT_S)
+    connection = (
+        http.client.HTTPSConnection(host, port, context=context) if is_tls else http.client.HTTPConnection(host, port)
+    )
     is_late = threading.Event()
+    held: socket.socket | None = None
 
     def give_up() -> None:
         is_late.set()
         # The timeout of the socket only bounds each of its reads.
-        if (held := connection.sock) is not None:
+        if held is not None:
             with suppress(OSError):
                 held.shutdown(socket.SHUT_RDWR)
 
@@ -194,6 +193,14 @@ def _get(url: str) -> bytes:
     timer.daemon = True
     timer.start()
     try:
+        raw = socket.create_connection((host, port), TIMEOUT_S)
+        connection.sock = raw
+        # A duplicate, since the socket is taken away by TLS before its handshake, and by the answer before its body.
+        held = raw.dup()
+        if is_late.is_set():
+            raise TimeoutError
+        if context is not None:
+            connection.sock = context.wrap_socket(raw, server_hostname=host)
         path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
         connection.request("GET", path, headers={"Accept-Encoding": "identity", "Connection": "close"})
         answer = connection.getresponse()
@@ -205,6 +212,8 @@ def _get(url: str) -> bytes:
     finally:
         timer.cancel()
         connection.close()
+        if held is not None:
+            held.close()
     if is_late.is_set():
         raise MeterError(f"{parts.netloc} did not answer within {TIMEOUT_S:g} s")
     if 300 <= answer.status < 400:

@@ -171,13 +171,20 @@ def endless(handler):
             handler.wfile.write(b"x" * 65_536)
 
 
-def dripping(handler):
+def dripping(handler, text=b"HTTP/1.1 200 OK\r\nX-Filler: "):
     """One byte at a time, so that no single read takes long."""
     with suppress(OSError):
-        for byte in b"HTTP/1.1 200 OK\r\nX-Filler: " + b"x" * 500:
+        for byte in text + b"x" * 100:
             handler.wfile.write(bytes([byte]))
             handler.wfile.flush()
             time.sleep(0.05)
+
+
+def dripping_its_body(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100")
+    handler.end_headers()
+    dripping(handler, b"")
 
 
 def silent(handler):
@@ -194,6 +201,7 @@ def silent(handler):
         (b"[" * 5_000, "nested"),
         (endless, "more than 256 KiB"),
         (dripping, "did not answer within 0.5 s"),
+        (dripping_its_body, "did not answer within 0.5 s"),
         (silent, "did not answer within 0.5 s"),
     ],
 )
@@ -203,6 +211,22 @@ def test_whatever_a_meter_answers_its_reading_ends_in_time_with_a_reason(meters,
     with pytest.raises(MeterError, match=problem):
         parse_meter(f"tasmota:{meters.host}").read_w()
     assert time.monotonic() - begun_s < 2
+
+
+def test_a_handshake_that_never_ends_is_ended_in_time():
+    def drip():
+        taken, _ = server.accept()
+        with taken, suppress(OSError):
+            for byte in b"\x16\x03\x03\x40\x00" + b"x" * 100:
+                taken.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=drip, daemon=True).start()
+        begun_s = time.monotonic()
+        with pytest.raises(MeterError, match="did not answer within 0.5 s"):
+            parse_meter(f"prometheus:https://127.0.0.1:{server.getsockname()[1]}?watts").read_w()
+        assert time.monotonic() - begun_s < 2
 
 
 def test_a_meter_that_is_not_there_says_so():
