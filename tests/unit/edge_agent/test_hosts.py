@@ -125,6 +125,14 @@ def test_a_small_range_gets_small_steps_and_the_default_limit_is_a_mode(tmp_path
     assert limits_w(device) == [60, 65, 70, 72.3, 75, 75.5]
 
 
+@pytest.mark.parametrize("range_mw", [(100_500, 176_000, 151_234), (102_000, 252_000, 203_000), (1_000, 9e6, 2_345)])
+def test_there_are_at_most_17_limits_in_all(tmp_path, range_mw):
+    least_mw, most_mw, default_mw = map(int, range_mw)
+    gpu = FakeGpu(least_mw=least_mw, most_mw=most_mw, default_mw=default_mw)
+    watts = limits_w(open_workstation(tmp_path, FakeNvml(gpu)))
+    assert len(watts) <= 17 and (watts[0], watts[-1]) == (least_mw / 1e3, most_mw / 1e3)
+
+
 def test_several_gpus_get_one_limit_that_all_of_them_allow(tmp_path):
     library = FakeNvml(FakeGpu("a", least_mw=100_000), FakeGpu("b", least_mw=150_000, most_mw=300_000))
     device = open_workstation(tmp_path, library)
@@ -219,6 +227,22 @@ def test_a_limit_that_cannot_be_restored_keeps_its_backup(tmp_path):
         library.gpus[0].failing["nvmlDeviceSetPowerManagementLimit"] = library.NVML_ERROR_GPU_IS_LOST
     assert library.gpus[1].limit_mw == 350_000, "the other one is restored"
     assert has_backup(tmp_path / "device")
+
+
+def test_a_gpu_that_is_gone_keeps_no_other_one_at_the_lowest_limit(tmp_path):
+    library, folder = FakeNvml(FakeGpu("a"), FakeGpu("b")), tmp_path / "device"
+    device = open_workstation(tmp_path / "root", library)
+    with KnobBackup.hold(device, folder) as backup:
+        backup.save()
+        device.apply(device.presets["100W"])
+    del library.gpus[0]
+    library.gpus.append(FakeGpu("new"))
+    device = open_workstation(tmp_path / "root", library)
+    with pytest.raises(GpuLimitError, match="a is missing.*reboot"), KnobBackup.hold(device, folder) as backup:
+        backup.restore()
+    assert [gpu.limit_mw for gpu in library.gpus] == [350_000, 350_000] and has_backup(folder)
+    with pytest.raises(InvalidInputError, match="cannot restore the power limits"):
+        device.restore({"cpu0/online": "1"})
 
 
 def test_restoring_what_never_changed_needs_no_permission(tmp_path):
