@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from contextlib import nullcontext
 
 import numpy as np
@@ -434,6 +435,18 @@ def test_doctor_says_who_may_set_a_limit(run, as_device, tmp_path):
     as_device(open_workstation(tmp_path / "root", library))
     found = findings(run)["permission"]
     assert found["level"] == "fails" and "run the agent as root" in found["advice"]
+
+
+def test_doctor_sets_no_limit_while_another_process_uses_the_device(tmp_path, agent, as_device, monkeypatch):
+    library = FakeNvml()
+    device = open_workstation(tmp_path / "root", library)
+    as_device(device)
+    monkeypatch.setattr("edge_agent.devices.selection.folder_of_device", lambda *_: tmp_path / "device")
+    with KnobBackup.hold(device, tmp_path / "device"):
+        found = agent("doctor", "--json", "--device", "host", "--state-dir", tmp_path / "state").content["findings"]
+    permission = next(finding for finding in found if finding["topic"] == "permission")
+    assert permission["level"] == "ok" and f"process {os.getpid()} uses the device" in permission["found"]
+    assert library.gpus[0].set_to_mw == []
 
 
 def test_doctor_names_the_setting_that_gives_a_machine_modes(run, as_device, tmp_path):
