@@ -253,6 +253,8 @@ def _host(text: str) -> str:
     Raises:
         InvalidInputError: it is neither a name nor an address.
     """
+    if "://" in text:
+        raise InvalidInputError(f"{text!r} is a URL: write its host without {text.partition('://')[0]}://")
     try:
         parts = urllib.parse.urlsplit(f"http://{text}")
         good = re.fullmatch(r"[\w.:\[\]-]+", text) and parts.hostname and parts.port != 0
@@ -274,7 +276,7 @@ class Shelly(ExternalMeter):
     """
 
     def __init__(self, where: str) -> None:
-        host, _, channel = where.partition("/")
+        host, _, channel = (where, "", "") if "://" in where else where.partition("/")
         if not re.fullmatch(r"\d{0,2}", channel):
             raise InvalidInputError(f"shelly:{where}: {channel!r} is no channel: write shelly:<host>/0")
         self._host, self._channel = _host(host), int(channel or 0)
@@ -283,6 +285,14 @@ class Shelly(ExternalMeter):
 
     def read_w(self) -> float:
         """Return the power of its channel, W."""
+        try:
+            return self._read_w()
+        except MeterError:
+            # Another device may have its address since.
+            self._generation = None
+            raise
+
+    def _read_w(self) -> float:
         if self._generation is None:
             found = _get_json(f"http://{self._host}/shelly")
             self._generation = found["gen"] if isinstance(found.get("gen"), int) else 1
@@ -429,10 +439,10 @@ class Command(ExternalMeter):
     """A program that writes the current watts as a number. No shell is involved.
 
     Args:
-        line: the command line.
+        line: the command line, which begins with the absolute path of the program.
 
     Raises:
-        InvalidInputError: its quotes do not match.
+        InvalidInputError: its quotes do not match, or the path is not absolute.
     """
 
     def __init__(self, line: str) -> None:
@@ -440,6 +450,10 @@ class Command(ExternalMeter):
             self._command = shlex.split(line)
         except ValueError as error:
             raise InvalidInputError(f"command:{line}: {error}") from None
+        if not self._command or not self._command[0].startswith("/"):
+            raise InvalidInputError(
+                f"command:{line}: write the absolute path of the program, such as /usr/local/bin/watts"
+            )
         self.statement = f"the command {line!r}"
 
     def read_w(self) -> float:

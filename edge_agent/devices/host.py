@@ -171,9 +171,14 @@ def parse_host_file(content: bytes, name: str) -> HostFile:
     if host.modes not in _MODES:
         raise InvalidInputError(f"{name}: modes has to be one of {', '.join(_MODES)}, not {host.modes!r}")
     if host.meter != BUILT_IN:
-        parse_meter(host.meter)
+        try:
+            parse_meter(host.meter)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{name}: {error}") from None
     if host.period_s is not None and not MIN_PERIOD_S <= host.period_s <= MAX_PERIOD_S:
         raise InvalidInputError(f"{name}: period_s has to be from {MIN_PERIOD_S} to {MAX_PERIOD_S:g} s")
+    if host.period_s is not None and host.meter == BUILT_IN:
+        raise InvalidInputError(f"{name}: period_s is that of an external meter; name a meter, or remove period_s")
     if (host.idle_w is None) != (host.busy_w is None):
         raise InvalidInputError(f"{name}: idle_w and busy_w state the power together; give both or neither")
     if host.idle_w is not None and host.busy_w is not None and not host.idle_w < host.busy_w:
@@ -184,8 +189,11 @@ def parse_host_file(content: bytes, name: str) -> HostFile:
 
 
 def _stated_number(value: Any, key: str, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _MOST_W:
-        raise InvalidInputError(f"{name}: {key} has to be a number above 0 and at most {_MOST_W:,.0f}, not {value!r}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    may_be_zero = key == "rest_w"
+    if not is_number or not (0 < value <= _MOST_W or (may_be_zero and value == 0)):
+        least = "of at least 0" if may_be_zero else "above 0"
+        raise InvalidInputError(f"{name}: {key} has to be a number {least} and at most {_MOST_W:,.0f}, not {value!r}")
     return float(value)
 
 

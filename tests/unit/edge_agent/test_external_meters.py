@@ -97,6 +97,17 @@ def test_a_shelly_of_a_later_generation(meters):
         parse_meter(f"shelly:{meters.host}").read_w()
 
 
+def test_a_shelly_that_was_replaced_is_asked_for_its_generation_again(meters):
+    meters.answers["/shelly"] = {"type": "SHPLG-S"}
+    meters.answers["/status"] = {"meters": [{"power": 23.4}]}
+    shelly = parse_meter(f"shelly:{meters.host}")
+    assert shelly.read_w() == 23.4
+    meters.answers = {"/shelly": {"gen": 3}, "/rpc/Switch.GetStatus": {"apower": 41.7}}
+    with pytest.raises(MeterError, match="HTTP 404"):
+        shelly.read_w()
+    assert shelly.read_w() == 41.7
+
+
 def test_a_tasmota_socket(meters):
     socket_ = parse_meter(f"tasmota:{meters.host}")
     meters.answers["/cm"] = {"StatusSNS": {"Time": "2026-01-01T00:00:00", "ENERGY": {"Power": 12, "Total": 3.1}}}

@@ -62,12 +62,18 @@ def test_without_a_file_a_machine_is_never_changed(tmp_path):
         ("[host]\nkind = 'My PC'", "kind may have a-z"),
         ("[host]\nkind = 'agx-orin'", "no Jetson"),
         ("[host]\nmeter = 'shelly:'", "unknown meter"),
-        ("[host]\nmeter = 'shelly:a b'", "no host"),
+        ("[host]\nmeter = 'shelly:a b'", "host.toml: 'a b' is no host"),
+        ("[host]\nmeter = 'shelly:http://1.2.3.4'", "host.toml: .* without http://"),
+        ("[host]\nmeter = 'tasmota:https://plug'", "host.toml: .* without https://"),
+        ("[host]\nmeter = 'command:watts'", "host.toml: .*absolute path"),
+        ("[host]\nmeter = 'command:\"\"'", "host.toml: .*absolute path"),
+        ("[host]\nperiod_s = 2", "name a meter, or remove period_s"),
+        ("[host]\nidle_w = 3\nbusy_w = 9\nperiod_s = 2", "name a meter, or remove period_s"),
         ("[host]\nmeter = 'prometheus:http://localhost:9090'", "write a server and a query"),
         ("[host]\nmeter = 'command:watts \"'", "closing quotation"),
-        ("[host]\nperiod_s = 60", "period_s has to be from 0.2 to 5 s"),
-        ("[host]\nrest_w = -5", "rest_w has to be a number above 0"),
-        ("[host]\nrest_w = nan", "rest_w has to be a number above 0"),
+        ("[host]\nmeter = 'pmic'\nperiod_s = 60", "period_s has to be from 0.2 to 5 s"),
+        ("[host]\nrest_w = -5", "rest_w has to be a number of at least 0"),
+        ("[host]\nrest_w = nan", "rest_w has to be a number of at least 0"),
         ("[host]\nidle_w = true\nbusy_w = 9", "idle_w has to be a number"),
         ("[host]\nidle_w = 3", "give both or neither"),
         ("[host]\nidle_w = 9\nbusy_w = 3", "more than idle_w"),
@@ -82,6 +88,7 @@ def test_a_file_that_says_something_else_names_what_and_the_choices(text, proble
 
 def test_a_file_may_leave_everything_out():
     assert parse_host_file(b"[host]\n", "host.toml") == HostFile()
+    assert parse_host_file(b"[host]\nrest_w = 0\n", "host.toml") == HostFile()
 
 
 def test_a_machine_with_modes_has_one_folder_for_its_settings_wherever_the_state_is(tmp_path):
