@@ -7,6 +7,7 @@ settings are modes.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -20,6 +21,7 @@ from edge_agent.devices.jetson.knobs import Cpu, noting
 from edge_agent.devices.meters import INTERVAL_S, PolledMeter, Rapl
 from edge_agent.devices.nvml import Nvml
 from edge_agent.devices.tree import Tree
+from wattfleet.common.atomic_files import require_file_of
 from wattfleet.common.clock import Clock
 from wattfleet.common.parsing import parse_toml
 from wattfleet.core.errors import InvalidInputError
@@ -129,15 +131,19 @@ class HostFile:
 def read_host_file(tree: Tree) -> HostFile:
     """Return what the owner says of a machine; the defaults without a file.
 
+    It may name a command, so for root, nobody else may be able to write it.
+
     Raises:
-        InvalidInputError: the file cannot be read, or says something else.
+        InvalidInputError: the file cannot be read, says something else, or can be written by others than root.
     """
     if not tree.exists(HOST_FILE):
         return HostFile()
     try:
+        if os.geteuid() == 0:
+            require_file_of(tree.location(HOST_FILE))
         return parse_host_file(tree.read(HOST_FILE).encode(), HOST_FILE)
     except OSError as error:
-        raise InvalidInputError(f"{HOST_FILE}: cannot be read: {error.strerror}") from None
+        raise InvalidInputError(f"{HOST_FILE}: cannot be used: {error.strerror}") from None
 
 
 def parse_host_file(content: bytes, name: str) -> HostFile:

@@ -12,7 +12,7 @@ import pytest
 
 from edge_agent.devices.device import Activity, KnobNotReachedError, ModeNotAppliedError
 from edge_agent.devices.external_meters import MeterError
-from edge_agent.devices.host import HOST_FILE, HostDevice, HostFile, parse_host_file
+from edge_agent.devices.host import HOST_FILE, HostDevice, HostFile, parse_host_file, read_host_file
 from edge_agent.devices.meters import power_now_mw
 from edge_agent.devices.nvml import GpuLimitError, Nvml
 from edge_agent.devices.selection import folder_of_device
@@ -89,6 +89,16 @@ def test_a_file_that_says_something_else_names_what_and_the_choices(text, proble
 def test_a_file_may_leave_everything_out():
     assert parse_host_file(b"[host]\n", "host.toml") == HostFile()
     assert parse_host_file(b"[host]\nrest_w = 0\n", "host.toml") == HostFile()
+
+
+def test_root_uses_no_file_that_others_may_write(tmp_path, monkeypatch):
+    tree = workstation_tree(tmp_path, 'meter = "command:/bin/true"')
+    tree.location(HOST_FILE).chmod(0o666)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert read_host_file(tree).meter == "command:/bin/true", "an ordinary user runs it with its own rights only"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    with pytest.raises(InvalidInputError, match=r"host.toml: cannot be used: .*run `ch(mod go-w|own root) /"):
+        read_host_file(tree)
 
 
 def test_a_machine_with_modes_has_one_folder_for_its_settings_wherever_the_state_is(tmp_path):
