@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol
 
-from edge_agent.devices.device import Activity, KnobNotReachedError, Knobs, ModeNotAppliedError, Provenance
+from edge_agent.devices.device import Activity, KnobNotReachedError, Knobs, ModeNotAppliedError
 from edge_agent.devices.external_meters import MAX_PERIOD_S, MIN_PERIOD_S, ExternalMeter, Polled, parse_meter
 from edge_agent.devices.jetson.board import is_jetson, shipped_boards, sign_of_hidden_jetson
 from edge_agent.devices.jetson.knobs import Cpu, noting
@@ -25,7 +25,7 @@ from wattfleet.common.atomic_files import require_file_of
 from wattfleet.common.clock import Clock
 from wattfleet.common.parsing import parse_toml
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import ModeArray, PowerMode, Workload, modes_to_array, nearest_mode
+from wattfleet.core.modes import ModeArray, PowerMode, Provenance, Workload, modes_to_array, nearest_mode
 from wattfleet_proto.device_state import BoardSample
 
 # --- Physical ---------------------------------------------------------------------------------------------------------

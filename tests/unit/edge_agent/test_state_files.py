@@ -371,6 +371,7 @@ LINE = json.dumps(to_line(ModeRecord(PowerMode(1, 2, 3, 4), 5.0, 6.0, 0.1, 0.1, 
         (b'{"journal": 2}\n', "its format is 2, but this version of Wattfleet reads 1"),
         (FIRST_LINE.replace(b'"b"', b"3"), "a field has another type"),
         (FIRST_LINE.replace(b'"device_id"', b'"owner"'), "owner"),
+        (FIRST_LINE.replace(b'"hardware"', b'"guessed"'), "provenance must be one of simulated, .*, not 'guessed'"),
         (
             FIRST_LINE + LINE + LINE.replace(b"minibatch_ms", b"batch_ms"),
             "line 3: unknown or missing",
