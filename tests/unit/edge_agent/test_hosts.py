@@ -21,7 +21,7 @@ from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.selftest import WORKS, result_of, selftest
-from edge_agent.training.mode_change import DeviceBusyError, KnobBackup, backed_up, has_backup
+from edge_agent.training.mode_change import DeviceBusyError, KnobBackup, backed_up, has_backup, restore_backup
 from tests.fakes.faked_host import (
     PI_KHZ,
     FakedPi,
@@ -235,6 +235,29 @@ def test_a_killed_agents_limit_is_restored_by_the_next_one(tmp_path):
     with backed_up(open_workstation(tmp_path / "root", library), folder):
         assert library.gpus[0].limit_mw == 350_000
     assert not has_backup(folder)
+
+
+@pytest.mark.parametrize("edited", ['kind = "rtx-3090"', 'kind = "my-pc"\nmodes = "gpu-power"'])
+def test_a_limit_is_not_forgotten_when_the_file_is_edited_after_a_crash(tmp_path, edited):
+    library, root = FakeNvml(), tmp_path / "root"
+    device = open_workstation(root, library)
+    folder = folder_of_device("host", tmp_path / "state", root)
+    with KnobBackup.hold(device, folder) as backup:
+        backup.save()
+        device.apply(device.presets["100W"])
+    device = open_workstation(root, library, edited)
+    assert folder_of_device("host", tmp_path / "state", root) == folder
+    with pytest.raises(InvalidInputError, match=f"set kind and modes in {HOST_FILE} as before, run `wattfleet agent"):
+        restore_backup(device, folder)
+    assert restore_backup(open_workstation(root, library), folder) and library.gpus[0].limit_mw == 350_000
+    write_host_file(workstation_tree(root), edited)
+    assert (folder_of_device("host", tmp_path / "state", root) == folder) == ("modes" in edited)
+
+
+def test_a_machine_that_is_never_changed_leaves_no_backup_behind(tmp_path):
+    device = open_workstation(tmp_path / "root", FakeNvml(), "")
+    with backed_up(device, tmp_path / "device"):
+        assert not has_backup(tmp_path / "device")
 
 
 def test_a_limit_that_cannot_be_restored_keeps_its_backup(tmp_path):

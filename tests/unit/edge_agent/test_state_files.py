@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.paths import BACKUP_FILE
 from edge_agent.profiling.journal import Journal, JournalError
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.stored_profile import read_profile
 from edge_agent.runtime.agent import installation_name, run_agent
 from edge_agent.session.outbox import OutboxFile
 from edge_agent.session.status import WelcomeFile
-from edge_agent.training.mode_change import BACKUP_FILE, LOCK_FILE, KnobBackupError, backed_up
+from edge_agent.training.mode_change import LOCK_FILE, KnobBackupError, backed_up
 from tests.fakes.agent_settings import agent_settings
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
