@@ -20,7 +20,7 @@ from time import process_time
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, Knobs, Provenance
+from edge_agent.devices.device import Activity, Knobs
 from edge_agent.devices.host import PhysicalBoard
 from edge_agent.devices.meters import PolledMeter
 from edge_agent.profiling.journal import Journal
@@ -28,7 +28,7 @@ from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSetti
 from edge_agent.profiling.profiler import ProductiveProfiler
 from edge_agent.workloads.loading import StepTimes
 from wattfleet.common.clock import SystemClock
-from wattfleet.core.modes import JournalHeader, ModeArray, PowerMode, modes_to_array
+from wattfleet.core.modes import JournalHeader, ModeArray, PowerMode, Provenance, modes_to_array
 from wattfleet_proto.device_state import BoardSample
 
 _MODE = PowerMode(1, 1_000_000, 1_000_000_000, 1_000_000_000)

@@ -108,13 +108,20 @@ def failing(topic: str, found: str, advice: str) -> Finding:
 # Checks of a machine without power modes.
 
 
-def host_findings(device: HostDevice) -> Iterator[Finding]:
-    """Check a machine that is no Jetson; many have no power meter and therefore join no rounds."""
+def host_findings(device: HostDevice, holder: str | None = None) -> Iterator[Finding]:
+    """Check a machine that is no Jetson; many have no power meter and therefore join no rounds.
+
+    Args:
+        device: the machine.
+        holder: id of the process that has locked it, whose modes must not be overwritten; None if nobody has.
+    """
     mode = device.current_mode().label()
     if device.has_modes:
         name = f"{device.board_kind} ({device.provenance}), {len(device.modes):,} modes by {device.file.modes}"
         yield fine("device", f"{name}, mode {mode}")
-        if (refused := device.may_set()) is not None:
+        if holder is not None:
+            yield fine("permission", f"not tried, since process {holder} uses the device")
+        elif (refused := device.may_set()) is not None:
             what, _, remedy = refused.rpartition("; ")
             yield failing("permission", what or remedy, remedy)
         else:
@@ -742,7 +749,7 @@ def diagnose(
     if spec.startswith("description:"):
         # What is of this machine, and not of the board, does not matter.
         yield from jetson_findings(read_described(Path(spec.partition(":")[2])))
-        yield from _device(open_device)
+        yield from _device(open_device, device_folder)
         return
     tree = _tree_of(spec)
     if tree is not None and is_jetson(tree):
@@ -755,7 +762,7 @@ def diagnose(
             "not an NVIDIA Jetson",
             "pass --device simulated:<kind> to try things out, or --device host to train without power modes",
         )
-    yield from _device(open_device)
+    yield from _device(open_device, device_folder)
     yield _state_directory(state_directory)
     yield _backup(device_folder)
     yield _installed(code)
@@ -771,7 +778,7 @@ def _tree_of(spec: str) -> Tree | None:
     return Tree(Path(folder or "/"))
 
 
-def _device(open_device: Callable[[], Device]) -> Iterator[Finding]:
+def _device(open_device: Callable[[], Device], folder: Path) -> Iterator[Finding]:
     try:
         device = open_device()
         mode = device.current_mode()
@@ -779,7 +786,7 @@ def _device(open_device: Callable[[], Device]) -> Iterator[Finding]:
         yield failing("device", str(error), "follow the advice above, or pass another --device")
         return
     if isinstance(device, HostDevice):
-        yield from host_findings(device)
+        yield from host_findings(device, _holder_of(folder))
         return
     yield fine("device", f"{device.board_kind} ({device.provenance}), {len(device.modes):,} modes, mode {mode.label()}")
     if math.isnan(power_now_mw(device)):
@@ -802,6 +809,13 @@ def _state_directory(path: Path) -> Finding:
 
 _REQUIRED_FREE_MB = 50.0
 """A profile needs less than 1 MB, a reference a few."""
+
+
+def _holder_of(folder: Path) -> str | None:
+    try:
+        return holder_of(folder)
+    except KnobBackupError:
+        return None  # Without permission to see the lock, there is none to set anything.
 
 
 def _may_be_changed(folder: Path) -> bool:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 DEFAULT_STATE_DIRECTORY = "/var/lib/wattfleet"
 
+BACKUP_FILE = "device-before.json"
+"""In a device's folder: its settings before the first change, as long as it may be in another mode than its owner's."""
+
 WORKLOADS_DIRECTORY = "workloads"
 """Below the state directory: the workloads, each in its own folder."""
 

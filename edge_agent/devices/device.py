@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.common.clock import Clock
 from wattfleet.core.errors import InvalidInputError, WattfleetError
-from wattfleet.core.modes import ModeArray, PowerMode, Workload
+from wattfleet.core.modes import ModeArray, PowerMode, Provenance, Workload
 from wattfleet_proto.device_state import BoardSample
-
-Provenance = Literal["simulated", "replayed", "hardware", "stated"]
-"""The source of a figure; every report states it. With `stated`, times are measured, and an owner states the watts."""
 
 
 class ModeNotAppliedError(WattfleetError):

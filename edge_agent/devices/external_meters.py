@@ -174,19 +174,18 @@ def _get(url: str) -> bytes:
     parts = urllib.parse.urlsplit(url)
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)
+    host, context = parts.hostname or "", ssl.create_default_context() if is_tls else None
     connection: http.client.HTTPConnection
-    if is_tls:
-        connection = http.client.HTTPSConnection(
-            parts.hostname or "", port, timeout=TIMEOUT_S, context=ssl.create_default_context()
-        )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname or "", port, timeout=TIMEOUT_S)
+    connection = (
+        http.client.HTTPSConnection(host, port, context=context) if is_tls else http.client.HTTPConnection(host, port)
+    )
     is_late = threading.Event()
+    held: socket.socket | None = None
 
     def give_up() -> None:
         is_late.set()
         # The timeout of the socket only bounds each of its reads.
-        if (held := connection.sock) is not None:
+        if held is not None:
             with suppress(OSError):
                 held.shutdown(socket.SHUT_RDWR)
 
@@ -194,6 +193,14 @@ def _get(url: str) -> bytes:
     timer.daemon = True
     timer.start()
     try:
+        raw = socket.create_connection((host, port), TIMEOUT_S)
+        connection.sock = raw
+        # A duplicate, since the socket is taken away by TLS before its handshake, and by the answer before its body.
+        held = raw.dup()
+        if is_late.is_set():
+            raise TimeoutError
+        if context is not None:
+            connection.sock = context.wrap_socket(raw, server_hostname=host)
         path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
         connection.request("GET", path, headers={"Accept-Encoding": "identity", "Connection": "close"})
         answer = connection.getresponse()
@@ -205,6 +212,8 @@ def _get(url: str) -> bytes:
     finally:
         timer.cancel()
         connection.close()
+        if held is not None:
+            held.close()
     if is_late.is_set():
         raise MeterError(f"{parts.netloc} did not answer within {TIMEOUT_S:g} s")
     if 300 <= answer.status < 400:
@@ -244,6 +253,8 @@ def _host(text: str) -> str:
     Raises:
         InvalidInputError: it is neither a name nor an address.
     """
+    if "://" in text:
+        raise InvalidInputError(f"{text!r} is a URL: write its host without {text.partition('://')[0]}://")
     try:
         parts = urllib.parse.urlsplit(f"http://{text}")
         good = re.fullmatch(r"[\w.:\[\]-]+", text) and parts.hostname and parts.port != 0
@@ -265,7 +276,7 @@ class Shelly(ExternalMeter):
     """
 
     def __init__(self, where: str) -> None:
-        host, _, channel = where.partition("/")
+        host, _, channel = (where, "", "") if "://" in where else where.partition("/")
         if not re.fullmatch(r"\d{0,2}", channel):
             raise InvalidInputError(f"shelly:{where}: {channel!r} is no channel: write shelly:<host>/0")
         self._host, self._channel = _host(host), int(channel or 0)
@@ -274,6 +285,14 @@ class Shelly(ExternalMeter):
 
     def read_w(self) -> float:
         """Return the power of its channel, W."""
+        try:
+            return self._read_w()
+        except MeterError:
+            # Another device may have its address since.
+            self._generation = None
+            raise
+
+    def _read_w(self) -> float:
         if self._generation is None:
             found = _get_json(f"http://{self._host}/shelly")
             self._generation = found["gen"] if isinstance(found.get("gen"), int) else 1
@@ -420,10 +439,10 @@ class Command(ExternalMeter):
     """A program that writes the current watts as a number. No shell is involved.
 
     Args:
-        line: the command line.
+        line: the command line, which begins with the absolute path of the program.
 
     Raises:
-        InvalidInputError: its quotes do not match.
+        InvalidInputError: its quotes do not match, or the path is not absolute.
     """
 
     def __init__(self, line: str) -> None:
@@ -431,6 +450,10 @@ class Command(ExternalMeter):
             self._command = shlex.split(line)
         except ValueError as error:
             raise InvalidInputError(f"command:{line}: {error}") from None
+        if not self._command or not self._command[0].startswith("/"):
+            raise InvalidInputError(
+                f"command:{line}: write the absolute path of the program, such as /usr/local/bin/watts"
+            )
         self.statement = f"the command {line!r}"
 
     def read_w(self) -> float:

@@ -7,23 +7,25 @@ settings are modes.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol
 
-from edge_agent.devices.device import Activity, KnobNotReachedError, Knobs, ModeNotAppliedError, Provenance
+from edge_agent.devices.device import Activity, KnobNotReachedError, Knobs, ModeNotAppliedError
 from edge_agent.devices.external_meters import MAX_PERIOD_S, MIN_PERIOD_S, ExternalMeter, Polled, parse_meter
 from edge_agent.devices.jetson.board import is_jetson, shipped_boards, sign_of_hidden_jetson
 from edge_agent.devices.jetson.knobs import Cpu, noting
 from edge_agent.devices.meters import INTERVAL_S, PolledMeter, Rapl
 from edge_agent.devices.nvml import Nvml
 from edge_agent.devices.tree import Tree
+from wattfleet.common.atomic_files import require_file_of
 from wattfleet.common.clock import Clock
 from wattfleet.common.parsing import parse_toml
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import ModeArray, PowerMode, Workload, modes_to_array, nearest_mode
+from wattfleet.core.modes import ModeArray, PowerMode, Provenance, Workload, modes_to_array, nearest_mode
 from wattfleet_proto.device_state import BoardSample
 
 # --- Physical ---------------------------------------------------------------------------------------------------------
@@ -129,15 +131,19 @@ class HostFile:
 def read_host_file(tree: Tree) -> HostFile:
     """Return what the owner says of a machine; the defaults without a file.
 
+    It may name a command, so for root, nobody else may be able to write it.
+
     Raises:
-        InvalidInputError: the file cannot be read, or says something else.
+        InvalidInputError: the file cannot be read, says something else, or can be written by others than root.
     """
     if not tree.exists(HOST_FILE):
         return HostFile()
     try:
+        if os.geteuid() == 0:
+            require_file_of(tree.location(HOST_FILE))
         return parse_host_file(tree.read(HOST_FILE).encode(), HOST_FILE)
     except OSError as error:
-        raise InvalidInputError(f"{HOST_FILE}: cannot be read: {error.strerror}") from None
+        raise InvalidInputError(f"{HOST_FILE}: cannot be used: {error.strerror}") from None
 
 
 def parse_host_file(content: bytes, name: str) -> HostFile:
@@ -171,9 +177,14 @@ def parse_host_file(content: bytes, name: str) -> HostFile:
     if host.modes not in _MODES:
         raise InvalidInputError(f"{name}: modes has to be one of {', '.join(_MODES)}, not {host.modes!r}")
     if host.meter != BUILT_IN:
-        parse_meter(host.meter)
+        try:
+            parse_meter(host.meter)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{name}: {error}") from None
     if host.period_s is not None and not MIN_PERIOD_S <= host.period_s <= MAX_PERIOD_S:
         raise InvalidInputError(f"{name}: period_s has to be from {MIN_PERIOD_S} to {MAX_PERIOD_S:g} s")
+    if host.period_s is not None and host.meter == BUILT_IN:
+        raise InvalidInputError(f"{name}: period_s is that of an external meter; name a meter, or remove period_s")
     if (host.idle_w is None) != (host.busy_w is None):
         raise InvalidInputError(f"{name}: idle_w and busy_w state the power together; give both or neither")
     if host.idle_w is not None and host.busy_w is not None and not host.idle_w < host.busy_w:
@@ -184,8 +195,11 @@ def parse_host_file(content: bytes, name: str) -> HostFile:
 
 
 def _stated_number(value: Any, key: str, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _MOST_W:
-        raise InvalidInputError(f"{name}: {key} has to be a number above 0 and at most {_MOST_W:,.0f}, not {value!r}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    may_be_zero = key == "rest_w"
+    if not is_number or not (0 < value <= _MOST_W or (may_be_zero and value == 0)):
+        least = "of at least 0" if may_be_zero else "above 0"
+        raise InvalidInputError(f"{name}: {key} has to be a number {least} and at most {_MOST_W:,.0f}, not {value!r}")
     return float(value)
 
 

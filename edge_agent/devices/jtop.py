@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
+from edge_agent.devices.device import Activity, Device, Knobs, ModeNotAppliedError, PowerTrace
 from edge_agent.devices.host import PhysicalBoard
 from wattfleet.common.clock import Clock
 from wattfleet.common.parsing import parse_json
 from wattfleet.core.errors import InvalidInputError, WattfleetError
-from wattfleet.core.modes import ModeArray, PowerMode
+from wattfleet.core.modes import ModeArray, PowerMode, Provenance
 from wattfleet_proto.device_state import BoardSample
 
 _INTERVAL_S = 0.5

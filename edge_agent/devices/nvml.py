@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,8 +20,8 @@ from wattfleet.core.modes import limit_clock_hz
 
 _MHZ = 1_000_000
 _STEPS_W = (5, 10, 20, 25, 50, 100, 200, 500)
-_MAX_LIMITS = 16
-"""Maximum of limits that are modes, apart from the default limit."""
+_MAX_LIMITS = 17
+"""Maximum of limits that are modes."""
 _ROUNDED_MW = 1_000
 """A driver may round a limit by less than this, mW."""
 
@@ -222,27 +223,27 @@ class PowerLimits:
         return {_knob(uuid): str(held_mw) for uuid, held_mw in self._held().items()}
 
     def require_restorable(self, knobs: Mapping[str, str]) -> None:
-        """Check that limits are those of these GPUs.
+        """Check that these are limits of GPUs. Some of the GPUs may be missing, and others may be new.
 
         Raises:
             InvalidInputError: they are not.
         """
-        wanted = {_knob(uuid) for uuid in self._gpus}
-        if set(knobs) != wanted or not all(value.isdecimal() for value in knobs.values()):
-            raise InvalidInputError(
-                f"cannot restore the power limits {dict(knobs)}: this machine has {', '.join(sorted(wanted))}"
-            )
+        if not knobs or not all(_KNOB.fullmatch(name) and value.isdecimal() for name, value in knobs.items()):
+            present = ", ".join(sorted(_knob(uuid) for uuid in self._gpus))
+            raise InvalidInputError(f"cannot restore the power limits {dict(knobs)}: this machine has {present}")
 
     def restore(self, knobs: Mapping[str, str]) -> None:
-        """Restore limits that `knobs` returned. If one fails, the others are still restored.
+        """Restore limits that `knobs` returned. If one fails, or a GPU is missing, the others are still restored.
 
         Raises:
-            InvalidInputError: they are not those of these GPUs.
-            GpuLimitError: a limit was refused, or another one was read back.
+            InvalidInputError: they are no limits of GPUs.
+            GpuLimitError: a limit was refused, another one was read back, or a GPU is missing.
         """
         self.require_restorable(knobs)
         failed = []
         for uuid, name in zip(self._gpus, self._names, strict=True):
+            if _knob(uuid) not in knobs:
+                continue  # new, so its limit was never changed
             wanted_mw = int(knobs[_knob(uuid)])
             try:
                 if self._held_by(uuid) == wanted_mw:
@@ -252,6 +253,11 @@ class PowerLimits:
                     failed.append(f"{name}: wanted {wanted_mw / 1e3:g} W, found {held_mw / 1e3:g} W")
             except GpuLimitError as error:
                 failed.append(str(error))
+        missing = sorted(set(knobs) - {_knob(uuid) for uuid in self._gpus})
+        failed += [
+            f"{name.split('/')[1]} is missing (if it was taken out, remove the backup device-before.json)"
+            for name in missing
+        ]
         if failed:
             raise GpuLimitError(
                 f"not restored: {'; '.join(failed)}. If it fails again, reboot: a GPU then starts at its default limit"
@@ -314,15 +320,21 @@ class PowerLimits:
 
 
 def _steps_mw(lowest: int, highest: int, more: list[int]) -> tuple[int, ...]:
-    """Return evenly spaced limits from the lowest to the highest, mW, both included, and some more."""
-    step_w = next((step for step in _STEPS_W if (highest - lowest) / 1e3 / step <= _MAX_LIMITS - 1), _STEPS_W[-1])
-    step_mw = step_w * 1_000
-    first = -(-lowest // step_mw) * step_mw
-    return tuple(sorted({lowest, *range(first, highest, step_mw), highest, *more}))
+    """Return evenly spaced limits from the lowest to the highest, mW, both included, and some more if they fit."""
+    for step_w in _STEPS_W:
+        step_mw = step_w * 1_000
+        first = -(-lowest // step_mw) * step_mw
+        found = {lowest, *range(first, highest, step_mw), highest, *more}
+        if len(found) <= _MAX_LIMITS:
+            return tuple(sorted(found))
+    return tuple(lowest + (highest - lowest) * each // (_MAX_LIMITS - 1) for each in range(_MAX_LIMITS))
 
 
 def _is_same(held_mw: int, wanted_mw: int) -> bool:
     return abs(held_mw - wanted_mw) < _ROUNDED_MW
+
+
+_KNOB = re.compile(r"gpu/[^/]+/limit_mw")
 
 
 def _knob(uuid: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from edge_agent.devices.device import Device
@@ -15,7 +16,7 @@ from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
 from edge_agent.devices.virtual.simulated import LiveSimulatedDevice, ReplayDevice, SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
+from edge_agent.paths import BACKUP_FILE, DEFAULT_STATE_DIRECTORY, device_folder
 from wattfleet.common.clock import SystemClock
 from wattfleet.common.programs import run_no_program, run_program
 from wattfleet.core.errors import InvalidInputError
@@ -76,8 +77,8 @@ def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHIN
     """Return the folder for a device's lock and the backup of its settings; the device need not be open.
 
     A Jetson has one folder, wherever its agents keep their state, so that two agents exclude each other, and so has a
-    host whose file says that its modes are set. For a virtual board, and for a description or another host, which are
-    never set, the folder is in the state directory and does not need root.
+    host whose file says that its modes are set, or said so when its settings were backed up. For a virtual board, and
+    for a description or another host, which are never set, the folder is in the state directory and does not need root.
 
     Args:
         spec: the device, as for `open_device`.
@@ -88,12 +89,15 @@ def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHIN
         InvalidInputError: the device is unknown, or the host's file cannot be used.
     """
     spec = _resolved(spec, root)
-    is_fixed = spec == "host" and read_host_file(Tree(root)).modes == "fixed"
-    if is_virtual(spec) or is_fixed or spec.startswith("description:"):
+    if is_virtual(spec) or spec.startswith("description:"):
         return device_folder(state_directory)
     kind, _, folder = spec.partition(":")
     board_root = Path(folder) if kind == "sysfs" and folder else root
-    return device_folder(board_root / DEFAULT_STATE_DIRECTORY.lstrip("/"))
+    found = device_folder(board_root / DEFAULT_STATE_DIRECTORY.lstrip("/"))
+    # `os.path.exists`, since an ordinary user need not be able to see it.
+    if spec == "host" and read_host_file(Tree(root)).modes == "fixed" and not os.path.exists(found / BACKUP_FILE):
+        return device_folder(state_directory)
+    return found
 
 
 def open_virtual_board(spec: str, seed: int) -> VirtualBoard:

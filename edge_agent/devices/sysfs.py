@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, Device, KnobNotReachedError, Knobs, ModeNotAppliedError, Provenance
+from edge_agent.devices.device import Activity, Device, KnobNotReachedError, Knobs, ModeNotAppliedError
 from edge_agent.devices.host import HostDevice, PhysicalBoard
 from edge_agent.devices.jetson.board import (
     TPC_MASK,
@@ -36,7 +36,7 @@ from edge_agent.devices.tree import Tree
 from wattfleet.common.clock import Clock
 from wattfleet.common.programs import RunProgram
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import BOARDS, ModeArray, ModeSpace, PowerMode, array_to_modes, modes_to_array
+from wattfleet.core.modes import BOARDS, ModeArray, ModeSpace, PowerMode, Provenance, array_to_modes, modes_to_array
 from wattfleet_proto.device_state import BoardSample
 
 

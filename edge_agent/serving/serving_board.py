@@ -17,7 +17,6 @@ from edge_agent.devices.device import (
     Device,
     Knobs,
     PowerMeter,
-    Provenance,
 )
 from edge_agent.devices.virtual.physics import inference_workloads
 from edge_agent.devices.virtual.served_duty import RequestService, ServedDuty, SharedBoard
@@ -35,6 +34,7 @@ from wattfleet.core.modes import (
     ModeArray,
     PowerMode,
     Profile,
+    Provenance,
     Task,
     Workload,
     WorkloadFacts,

@@ -10,8 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from edge_agent.devices.device import Device, Knobs, ModeNotAppliedError
+from edge_agent.devices.host import HOST_FILE, HostDevice
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.sysfs import SysfsDevice, mode_argument, parse_mode
+from edge_agent.paths import BACKUP_FILE
 from wattfleet.common.atomic_files import (
     make_state_folder,
     open_regular_file,
@@ -33,7 +35,6 @@ from wattfleet.core.modes import PowerMode
 # may change the device.
 
 
-BACKUP_FILE = "device-before.json"
 LOCK_FILE = "device.lock"
 
 _FORMAT = 1
@@ -103,7 +104,7 @@ class KnobBackup:
             yield cls(device, folder, write)
 
     def save(self) -> bool:
-        """Save the current knobs, unless there is an older backup.
+        """Save the current knobs, unless there is an older backup, or the device has none to restore.
 
         Returns:
             Whether a backup was written.
@@ -114,7 +115,9 @@ class KnobBackup:
         """
         if self._saved() is not None:
             return False
-        content = {"kept": _FORMAT, "board_kind": self._device.board_kind, "knobs": dict(self._device.knobs())}
+        if not (knobs := dict(self._device.knobs())):
+            return False
+        content = {"kept": _FORMAT, "board_kind": self._device.board_kind, "knobs": knobs}
         try:
             replace_file(self._path, json.dumps(content, indent=1).encode() + b"\n", self._write)
         except OSError as error:
@@ -152,7 +155,7 @@ class KnobBackup:
             self._device.restore(knobs)
         except InvalidInputError as error:
             reason = plain_text(str(error), _MAX_SHOWN)
-            raise InvalidInputError(f"{self._path}: {reason}; pass the device that this backup is from") from None
+            raise InvalidInputError(f"{self._path}: {reason}; {self._remedy}") from None
         self.discard()
         return True
 
@@ -175,10 +178,18 @@ class KnobBackup:
         if kind != self._device.board_kind:
             raise InvalidInputError(
                 f"{self._path}: is the backup of the board {plain_text(kind, _MAX_SHOWN)}, but this is"
-                f" {self._device.board_kind}; pass that device"
+                f" {self._device.board_kind}; {self._remedy}"
             )
         restorable: Knobs = knobs
         return restorable
+
+    @property
+    def _remedy(self) -> str:
+        """What to do with the backup of another device."""
+        if isinstance(self._device, HostDevice) and not self._device.is_jetson:
+            # It is most likely this machine's own, from before its file was edited.
+            return f"set kind and modes in {HOST_FILE} as before, run `wattfleet agent restore`, and then change them"
+        return "pass the device that this backup is from"
 
     def _damaged(self, why: str) -> KnobBackupError:
         return KnobBackupError(

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.paths import PROFILE_FILE, WORKLOADS_DIRECTORY, device_folder
+from edge_agent.paths import BACKUP_FILE, PROFILE_FILE, WORKLOADS_DIRECTORY, device_folder
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.mode_change import BACKUP_FILE
 from tests.fakes import lasting_agent
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.faked_jetson import CPU, ORIN_NANO, XAVIER_AGX, FakedJetson

@@ -23,9 +23,8 @@ import pytest
 from sqlalchemy import URL
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.paths import device_folder
+from edge_agent.paths import BACKUP_FILE, device_folder
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.mode_change import BACKUP_FILE
 from tests.chaos.observer import Acknowledged, SiteWatch, StoredFacts, undelivered
 from tests.fakes.lasting_agent import MODE_FILE
 from tests.fakes.polling import until

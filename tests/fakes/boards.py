@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.devices.device import Activity, KnobNotReachedError, Knobs, PowerTrace, Provenance
+from edge_agent.devices.device import Activity, KnobNotReachedError, Knobs, PowerTrace
 from edge_agent.devices.host import PhysicalBoard
 from wattfleet.common.clock import VirtualClock
-from wattfleet.core.modes import PowerMode, Workload, modes_to_array
+from wattfleet.core.modes import PowerMode, Provenance, Workload, modes_to_array
 from wattfleet_proto.device_state import BoardSample
 
 # --- Real time board --------------------------------------------------------------------------------------------------

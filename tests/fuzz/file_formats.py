@@ -21,7 +21,7 @@ from edge_agent.devices.jetson.description import describe, open_described, read
 from edge_agent.devices.jetson.nvpmodel_conf import parse_conf
 from edge_agent.diagnosis import jetson_findings
 from edge_agent.exporter import read_url
-from edge_agent.paths import EXPORTER_FILE, PROFILE_FILE, REVOKED_FILE, SESSION_FILE
+from edge_agent.paths import BACKUP_FILE, EXPORTER_FILE, PROFILE_FILE, REVOKED_FILE, SESSION_FILE
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.stored_profile import read_predictor, read_profile
 from edge_agent.runtime.agent import installation_name
@@ -29,7 +29,7 @@ from edge_agent.session.certificate_keeper import RevokedCertificates
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import WelcomeFile, read_session_status
 from edge_agent.settings import AgentSettings
-from edge_agent.training.mode_change import BACKUP_FILE, KnobBackup
+from edge_agent.training.mode_change import KnobBackup
 from reference_models.proxy.proxy_runs import ProxyRun, RunsHeader, RunsJournal, stored_evaluate_every
 from tests.fakes.agent_settings import only_workload
 from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson

@@ -132,6 +132,31 @@ def require_own_folder(folder: Path) -> None:
         )
 
 
+def require_file_of(path: Path, uid: int = 0) -> None:
+    """Check that nobody but a user, and root, can change or replace a file.
+
+    Args:
+        path: the file; it exists.
+        uid: the user.
+
+    Raises:
+        OSError: the file or its folder belongs to another user, the group or others may write to it, or the file is a
+            symbolic link.
+    """
+    if path.is_symlink():
+        raise OSError(
+            errno.ELOOP, f"{path} is a symbolic link, which is not followed: put the file itself there", str(path)
+        )
+    user = "root" if uid == 0 else str(uid)
+    for each in (path.parent, path):
+        found = each.stat()
+        if found.st_uid not in (0, uid):
+            problem = f"{each} belongs to user {found.st_uid}, not to {user}: run `chown {user} {each}`"
+            raise OSError(errno.EPERM, problem, str(each))
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise OSError(errno.EPERM, f"other users may write to {each}: run `chmod go-w {each}`", str(each))
+
+
 def make_state_folder(folder: Path) -> None:
     """Create a folder, and its parents, that other users may not enter; existing folders stay as they are.
 

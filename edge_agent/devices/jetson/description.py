@@ -19,7 +19,7 @@ from typing import Any
 
 import tomli_w
 
-from edge_agent.devices.device import ModeNotAppliedError, Provenance
+from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.jetson.board import (
     GPU_FOLDERS,
     MIG_INSTANCES,
@@ -39,6 +39,7 @@ from wattfleet.common.clock import SystemClock
 from wattfleet.common.parsing import parse_toml
 from wattfleet.common.programs import run_no_program
 from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.modes import Provenance
 
 _CPU = "/sys/devices/system/cpu"
 _MODEL = "/proc/device-tree/model"

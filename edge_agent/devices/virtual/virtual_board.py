@@ -20,11 +20,11 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.devices.device import Activity, AppTraining, Knobs, PowerMeter, PowerTrace, Provenance
+from edge_agent.devices.device import Activity, AppTraining, Knobs, PowerMeter, PowerTrace
 from wattfleet.common.clock import Clock, VirtualClock
 from wattfleet.common.parsing import parse_json
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.modes import ModeArray, PowerMode, Workload, array_to_modes
+from wattfleet.core.modes import ModeArray, PowerMode, Provenance, Workload, array_to_modes
 from wattfleet_proto.device_state import BoardSample
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ import pytest
 
 from coordinator.references.metadata import utc_now
 from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
-from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE, REFERENCES_DIRECTORY, TRUST_DIRECTORY, WELCOME_FILE
+from edge_agent.paths import BACKUP_FILE, OUTBOX_FILE, PROFILE_FILE, REFERENCES_DIRECTORY, TRUST_DIRECTORY, WELCOME_FILE
 from edge_agent.profiling.journal import JournalError
 from edge_agent.profiling.known_workload import BUILT_IN
 from edge_agent.profiling.stored_profile import WorkloadFolders
 from edge_agent.session.references import trust_root
-from edge_agent.training.mode_change import BACKUP_FILE, DeviceBusyError
+from edge_agent.training.mode_change import DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
 from tests.fakes.agent_settings import only_workload
 from tests.fakes.coordinator_in_process import REFERENCE, CoordinatorInProcess

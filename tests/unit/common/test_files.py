@@ -14,6 +14,7 @@ from wattfleet.common.atomic_files import (
     open_regular_file,
     read_regular_file,
     replace_file,
+    require_file_of,
     require_own_folder,
 )
 from wattfleet.common.parsing import parse_json, parse_json_object, parse_toml
@@ -118,6 +119,31 @@ def test_root_uses_no_folder_in_which_others_can_replace_files(folder: Path) -> 
     os.chown(folder, 1234, 1234)
     with pytest.raises(OSError, match="belongs to user 1234, not to root"):
         require_own_folder(folder)
+
+
+def test_a_file_that_others_can_change_or_replace_is_told_with_what_to_run(folder: Path) -> None:
+    path, me = folder / "file", os.geteuid()
+    path.write_text("mine")
+    folder.chmod(0o755)
+    path.chmod(0o644)
+    require_file_of(path, me)
+    for each, mode in ((path, 0o664), (path, 0o646), (folder, 0o775), (folder, 0o777)):
+        before = mode_of(each)
+        each.chmod(mode)
+        with pytest.raises(OSError, match=f"other users may write to {each}: run `chmod go-w {each}`"):
+            require_file_of(path, me)
+        each.chmod(before)
+    (folder / "link").symlink_to(path)
+    with pytest.raises(OSError, match="is a symbolic link"):
+        require_file_of(folder / "link", me)
+
+
+def test_a_file_of_another_user_is_told_with_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("theirs")
+    as_theirs = os.stat_result((0o100644, 0, 0, 1, 1234, 1234, 0, 0, 0, 0))
+    monkeypatch.setattr(Path, "stat", lambda path, **_: as_theirs)
+    with pytest.raises(OSError, match="belongs to user 1234, not to root: run `chown root "):
+        require_file_of(tmp_path / "file")
 
 
 def test_an_ordinary_user_may_use_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,8 @@ import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.training.mode_change import (
-    BACKUP_FILE,
-    LOCK_FILE,
-    DeviceBusyError,
-    KnobBackup,
-    KnobBackupError,
-    backed_up,
-)
+from edge_agent.paths import BACKUP_FILE
+from edge_agent.training.mode_change import LOCK_FILE, DeviceBusyError, KnobBackup, KnobBackupError, backed_up
 from tests.fakes.faked_jetson import (
     AGX_ORIN_JP5,
     CPU,

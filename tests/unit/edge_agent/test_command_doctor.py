@@ -12,8 +12,9 @@ from edge_agent.devices.host import HostDevice
 from edge_agent.devices.nvml import Nvml
 from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis import Finding, identity_findings
+from edge_agent.paths import BACKUP_FILE
 from edge_agent.systemd.installation import SETTINGS_PATH, InstalledConnection, ServiceSettings
-from edge_agent.training.mode_change import BACKUP_FILE, backed_up
+from edge_agent.training.mode_change import backed_up
 from tests.fakes.faked_jetson import AGX_ORIN_JP5, BPMP, FAKED_BOARDS, LOCK, NANO, ORIN_NANO, FakedJetson, open_sysfs
 from tests.fakes.faked_nvml import FakeGpu, FakeNvml
 from wattfleet.common.clock import SystemClock

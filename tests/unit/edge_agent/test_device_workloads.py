@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.devices.device import Provenance
 from edge_agent.learning.workloads import Workloads
 from edge_agent.paths import PROFILE_FILE, WORKLOAD_FILE
 from edge_agent.profiling.journal import Journal
@@ -30,6 +29,7 @@ from wattfleet.core.modes import (
     JournalHeader,
     JournalledRound,
     PowerMode,
+    Provenance,
     Workload,
     WorkloadFacts,
 )

@@ -97,6 +97,17 @@ def test_a_shelly_of_a_later_generation(meters):
         parse_meter(f"shelly:{meters.host}").read_w()
 
 
+def test_a_shelly_that_was_replaced_is_asked_for_its_generation_again(meters):
+    meters.answers["/shelly"] = {"type": "SHPLG-S"}
+    meters.answers["/status"] = {"meters": [{"power": 23.4}]}
+    shelly = parse_meter(f"shelly:{meters.host}")
+    assert shelly.read_w() == 23.4
+    meters.answers = {"/shelly": {"gen": 3}, "/rpc/Switch.GetStatus": {"apower": 41.7}}
+    with pytest.raises(MeterError, match="HTTP 404"):
+        shelly.read_w()
+    assert shelly.read_w() == 41.7
+
+
 def test_a_tasmota_socket(meters):
     socket_ = parse_meter(f"tasmota:{meters.host}")
     meters.answers["/cm"] = {"StatusSNS": {"Time": "2026-01-01T00:00:00", "ENERGY": {"Power": 12, "Total": 3.1}}}
@@ -171,13 +182,20 @@ def endless(handler):
             handler.wfile.write(b"x" * 65_536)
 
 
-def dripping(handler):
+def dripping(handler, text=b"HTTP/1.1 200 OK\r\nX-Filler: "):
     """One byte at a time, so that no single read takes long."""
     with suppress(OSError):
-        for byte in b"HTTP/1.1 200 OK\r\nX-Filler: " + b"x" * 500:
+        for byte in text + b"x" * 100:
             handler.wfile.write(bytes([byte]))
             handler.wfile.flush()
             time.sleep(0.05)
+
+
+def dripping_its_body(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100")
+    handler.end_headers()
+    dripping(handler, b"")
 
 
 def silent(handler):
@@ -194,6 +212,7 @@ def silent(handler):
         (b"[" * 5_000, "nested"),
         (endless, "more than 256 KiB"),
         (dripping, "did not answer within 0.5 s"),
+        (dripping_its_body, "did not answer within 0.5 s"),
         (silent, "did not answer within 0.5 s"),
     ],
 )
@@ -203,6 +222,22 @@ def test_whatever_a_meter_answers_its_reading_ends_in_time_with_a_reason(meters,
     with pytest.raises(MeterError, match=problem):
         parse_meter(f"tasmota:{meters.host}").read_w()
     assert time.monotonic() - begun_s < 2
+
+
+def test_a_handshake_that_never_ends_is_ended_in_time():
+    def drip():
+        taken, _ = server.accept()
+        with taken, suppress(OSError):
+            for byte in b"\x16\x03\x03\x40\x00" + b"x" * 100:
+                taken.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=drip, daemon=True).start()
+        begun_s = time.monotonic()
+        with pytest.raises(MeterError, match="did not answer within 0.5 s"):
+            parse_meter(f"prometheus:https://127.0.0.1:{server.getsockname()[1]}?watts").read_w()
+        assert time.monotonic() - begun_s < 2
 
 
 def test_a_meter_that_is_not_there_says_so():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from contextlib import nullcontext
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from edge_agent.devices.device import Activity, KnobNotReachedError, ModeNotAppliedError
 from edge_agent.devices.external_meters import MeterError
-from edge_agent.devices.host import HOST_FILE, HostDevice, HostFile, parse_host_file
+from edge_agent.devices.host import HOST_FILE, HostDevice, HostFile, parse_host_file, read_host_file
 from edge_agent.devices.meters import power_now_mw
 from edge_agent.devices.nvml import GpuLimitError, Nvml
 from edge_agent.devices.selection import folder_of_device
@@ -20,7 +21,7 @@ from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.selftest import WORKS, result_of, selftest
-from edge_agent.training.mode_change import DeviceBusyError, KnobBackup, backed_up, has_backup
+from edge_agent.training.mode_change import DeviceBusyError, KnobBackup, backed_up, has_backup, restore_backup
 from tests.fakes.faked_host import (
     PI_KHZ,
     FakedPi,
@@ -61,12 +62,18 @@ def test_without_a_file_a_machine_is_never_changed(tmp_path):
         ("[host]\nkind = 'My PC'", "kind may have a-z"),
         ("[host]\nkind = 'agx-orin'", "no Jetson"),
         ("[host]\nmeter = 'shelly:'", "unknown meter"),
-        ("[host]\nmeter = 'shelly:a b'", "no host"),
+        ("[host]\nmeter = 'shelly:a b'", "host.toml: 'a b' is no host"),
+        ("[host]\nmeter = 'shelly:http://1.2.3.4'", "host.toml: .* without http://"),
+        ("[host]\nmeter = 'tasmota:https://plug'", "host.toml: .* without https://"),
+        ("[host]\nmeter = 'command:watts'", "host.toml: .*absolute path"),
+        ("[host]\nmeter = 'command:\"\"'", "host.toml: .*absolute path"),
+        ("[host]\nperiod_s = 2", "name a meter, or remove period_s"),
+        ("[host]\nidle_w = 3\nbusy_w = 9\nperiod_s = 2", "name a meter, or remove period_s"),
         ("[host]\nmeter = 'prometheus:http://localhost:9090'", "write a server and a query"),
         ("[host]\nmeter = 'command:watts \"'", "closing quotation"),
-        ("[host]\nperiod_s = 60", "period_s has to be from 0.2 to 5 s"),
-        ("[host]\nrest_w = -5", "rest_w has to be a number above 0"),
-        ("[host]\nrest_w = nan", "rest_w has to be a number above 0"),
+        ("[host]\nmeter = 'pmic'\nperiod_s = 60", "period_s has to be from 0.2 to 5 s"),
+        ("[host]\nrest_w = -5", "rest_w has to be a number of at least 0"),
+        ("[host]\nrest_w = nan", "rest_w has to be a number of at least 0"),
         ("[host]\nidle_w = true\nbusy_w = 9", "idle_w has to be a number"),
         ("[host]\nidle_w = 3", "give both or neither"),
         ("[host]\nidle_w = 9\nbusy_w = 3", "more than idle_w"),
@@ -81,6 +88,17 @@ def test_a_file_that_says_something_else_names_what_and_the_choices(text, proble
 
 def test_a_file_may_leave_everything_out():
     assert parse_host_file(b"[host]\n", "host.toml") == HostFile()
+    assert parse_host_file(b"[host]\nrest_w = 0\n", "host.toml") == HostFile()
+
+
+def test_root_uses_no_file_that_others_may_write(tmp_path, monkeypatch):
+    tree = workstation_tree(tmp_path, 'meter = "command:/bin/true"')
+    tree.location(HOST_FILE).chmod(0o666)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert read_host_file(tree).meter == "command:/bin/true", "an ordinary user runs it with its own rights only"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    with pytest.raises(InvalidInputError, match=r"host.toml: cannot be used: .*run `ch(mod go-w|own root) /"):
+        read_host_file(tree)
 
 
 def test_a_machine_with_modes_has_one_folder_for_its_settings_wherever_the_state_is(tmp_path):
@@ -123,6 +141,14 @@ def test_modes_are_limits_from_the_least_to_the_most_in_round_steps(tmp_path):
 def test_a_small_range_gets_small_steps_and_the_default_limit_is_a_mode(tmp_path):
     device = open_workstation(tmp_path, FakeNvml(FakeGpu(least_mw=60_000, most_mw=75_500, default_mw=72_300)))
     assert limits_w(device) == [60, 65, 70, 72.3, 75, 75.5]
+
+
+@pytest.mark.parametrize("range_mw", [(100_500, 176_000, 151_234), (102_000, 252_000, 203_000), (1_000, 9e6, 2_345)])
+def test_there_are_at_most_17_limits_in_all(tmp_path, range_mw):
+    least_mw, most_mw, default_mw = map(int, range_mw)
+    gpu = FakeGpu(least_mw=least_mw, most_mw=most_mw, default_mw=default_mw)
+    watts = limits_w(open_workstation(tmp_path, FakeNvml(gpu)))
+    assert len(watts) <= 17 and (watts[0], watts[-1]) == (least_mw / 1e3, most_mw / 1e3)
 
 
 def test_several_gpus_get_one_limit_that_all_of_them_allow(tmp_path):
@@ -211,6 +237,29 @@ def test_a_killed_agents_limit_is_restored_by_the_next_one(tmp_path):
     assert not has_backup(folder)
 
 
+@pytest.mark.parametrize("edited", ['kind = "rtx-3090"', 'kind = "my-pc"\nmodes = "gpu-power"'])
+def test_a_limit_is_not_forgotten_when_the_file_is_edited_after_a_crash(tmp_path, edited):
+    library, root = FakeNvml(), tmp_path / "root"
+    device = open_workstation(root, library)
+    folder = folder_of_device("host", tmp_path / "state", root)
+    with KnobBackup.hold(device, folder) as backup:
+        backup.save()
+        device.apply(device.presets["100W"])
+    device = open_workstation(root, library, edited)
+    assert folder_of_device("host", tmp_path / "state", root) == folder
+    with pytest.raises(InvalidInputError, match=f"set kind and modes in {HOST_FILE} as before, run `wattfleet agent"):
+        restore_backup(device, folder)
+    assert restore_backup(open_workstation(root, library), folder) and library.gpus[0].limit_mw == 350_000
+    write_host_file(workstation_tree(root), edited)
+    assert (folder_of_device("host", tmp_path / "state", root) == folder) == ("modes" in edited)
+
+
+def test_a_machine_that_is_never_changed_leaves_no_backup_behind(tmp_path):
+    device = open_workstation(tmp_path / "root", FakeNvml(), "")
+    with backed_up(device, tmp_path / "device"):
+        assert not has_backup(tmp_path / "device")
+
+
 def test_a_limit_that_cannot_be_restored_keeps_its_backup(tmp_path):
     library = FakeNvml(FakeGpu("a"), FakeGpu("b"))
     device = open_workstation(tmp_path / "root", library)
@@ -219,6 +268,22 @@ def test_a_limit_that_cannot_be_restored_keeps_its_backup(tmp_path):
         library.gpus[0].failing["nvmlDeviceSetPowerManagementLimit"] = library.NVML_ERROR_GPU_IS_LOST
     assert library.gpus[1].limit_mw == 350_000, "the other one is restored"
     assert has_backup(tmp_path / "device")
+
+
+def test_a_gpu_that_is_gone_keeps_no_other_one_at_the_lowest_limit(tmp_path):
+    library, folder = FakeNvml(FakeGpu("a"), FakeGpu("b")), tmp_path / "device"
+    device = open_workstation(tmp_path / "root", library)
+    with KnobBackup.hold(device, folder) as backup:
+        backup.save()
+        device.apply(device.presets["100W"])
+    del library.gpus[0]
+    library.gpus.append(FakeGpu("new"))
+    device = open_workstation(tmp_path / "root", library)
+    with pytest.raises(GpuLimitError, match="a is missing.*reboot"), KnobBackup.hold(device, folder) as backup:
+        backup.restore()
+    assert [gpu.limit_mw for gpu in library.gpus] == [350_000, 350_000] and has_backup(folder)
+    with pytest.raises(InvalidInputError, match="cannot restore the power limits"):
+        device.restore({"cpu0/online": "1"})
 
 
 def test_restoring_what_never_changed_needs_no_permission(tmp_path):
@@ -410,6 +475,18 @@ def test_doctor_says_who_may_set_a_limit(run, as_device, tmp_path):
     as_device(open_workstation(tmp_path / "root", library))
     found = findings(run)["permission"]
     assert found["level"] == "fails" and "run the agent as root" in found["advice"]
+
+
+def test_doctor_sets_no_limit_while_another_process_uses_the_device(tmp_path, agent, as_device, monkeypatch):
+    library = FakeNvml()
+    device = open_workstation(tmp_path / "root", library)
+    as_device(device)
+    monkeypatch.setattr("edge_agent.devices.selection.folder_of_device", lambda *_: tmp_path / "device")
+    with KnobBackup.hold(device, tmp_path / "device"):
+        found = agent("doctor", "--json", "--device", "host", "--state-dir", tmp_path / "state").content["findings"]
+    permission = next(finding for finding in found if finding["topic"] == "permission")
+    assert permission["level"] == "ok" and f"process {os.getpid()} uses the device" in permission["found"]
+    assert library.gpus[0].set_to_mw == []
 
 
 def test_doctor_names_the_setting_that_gives_a_machine_modes(run, as_device, tmp_path):

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.paths import BACKUP_FILE
 from edge_agent.profiling.journal import Journal, JournalError
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.stored_profile import read_profile
 from edge_agent.runtime.agent import installation_name, run_agent
 from edge_agent.session.outbox import OutboxFile
 from edge_agent.session.status import WelcomeFile
-from edge_agent.training.mode_change import BACKUP_FILE, LOCK_FILE, KnobBackupError, backed_up
+from edge_agent.training.mode_change import LOCK_FILE, KnobBackupError, backed_up
 from tests.fakes.agent_settings import agent_settings
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
@@ -371,6 +372,7 @@ LINE = json.dumps(to_line(ModeRecord(PowerMode(1, 2, 3, 4), 5.0, 6.0, 0.1, 0.1, 
         (b'{"journal": 2}\n', "its format is 2, but this version of Wattfleet reads 1"),
         (FIRST_LINE.replace(b'"b"', b"3"), "a field has another type"),
         (FIRST_LINE.replace(b'"device_id"', b'"owner"'), "owner"),
+        (FIRST_LINE.replace(b'"hardware"', b'"guessed"'), "provenance must be one of simulated, .*, not 'guessed'"),
         (
             FIRST_LINE + LINE + LINE.replace(b"minibatch_ms", b"batch_ms"),
             "line 3: unknown or missing",

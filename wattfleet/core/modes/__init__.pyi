@@ -8,6 +8,7 @@ from .journal import JournalledRound as JournalledRound
 from .journal import MethodRecord as MethodRecord
 from .journal import ModeRecord as ModeRecord
 from .journal import ProfilingMethod as ProfilingMethod
+from .journal import Provenance as Provenance
 from .journal import Record as Record
 from .journal import Renewal as Renewal
 from .journal import from_line as from_line

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes.power_mode import PowerMode
@@ -290,6 +290,10 @@ _ACCEPTED: Mapping[type[Record], Mapping[str, frozenset[type]]] = {
 }
 
 
+Provenance = Literal["simulated", "replayed", "hardware", "stated"]
+"""The source of a figure; every report states it. With `stated`, times are measured, and an owner states the watts."""
+
+
 @dataclass(frozen=True)
 class JournalHeader:
     """The device and workload that a journal's measurements are valid for.
@@ -297,7 +301,7 @@ class JournalHeader:
     Attributes:
         device_id: the device.
         board_kind: its kind of board.
-        provenance: the source of its figures: `hardware`, `simulated`, `replayed` or `stated`.
+        provenance: the source of its figures.
         workload: name of the trained workload.
         minibatch: samples in a minibatch, for records that do not state their batch.
         basis: what the figures depend on apart from the mode, such as the meter; empty if nothing.
@@ -305,7 +309,7 @@ class JournalHeader:
 
     device_id: str
     board_kind: str
-    provenance: str
+    provenance: Provenance
     workload: str
     minibatch: int
     basis: str = ""
@@ -318,7 +322,9 @@ class JournalHeader:
             TypeError: a field is missing or unknown, or has another type.
         """
         header = cls(**{name: value for name, value in line.items() if name != "journal"})
-        texts = (header.device_id, header.board_kind, header.provenance, header.workload, header.basis)
+        if header.provenance not in get_args(Provenance):
+            raise TypeError(f"provenance must be one of {', '.join(get_args(Provenance))}, not {header.provenance!r}")
+        texts = (header.device_id, header.board_kind, header.workload, header.basis)
         if type(header.minibatch) is not int or header.minibatch < 1 or not all(isinstance(it, str) for it in texts):
             raise TypeError("a field has another type")
         return header
