@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from typer.testing import CliRunner
 
 from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.simulation import app_simulation, commands, ray_clients
+from wattfleet.simulation import app_simulation, commands, ray_clients, simulate
 from wattfleet.simulation.app_run import AppError, Journal, RunSettings, accuracy_in, context_of, run, slug
 from wattfleet.simulation.app_simulation import AppSimulation, kinds_named
 from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS
@@ -24,6 +24,7 @@ from wattfleet.simulation.comparison import THIS_RUN
 from wattfleet.simulation.flower_task import be_task
 from wattfleet.simulation.large_fleet import open_devices
 from wattfleet.simulation.own_app import read_app
+from wattfleet.simulation.settings import apps_named
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
 SMALL_APP = Path(__file__).parents[2] / "fixtures" / "small_app"
@@ -300,6 +301,25 @@ def test_the_options_of_the_command_are_passed_on(monkeypatch: pytest.MonkeyPatc
     refused = CliRunner().invoke(commands.app, ["--app", str(tmp_path), "--duty", "resnet:1:500"])
     assert "takes no --duty" in str(refused.exception)
     assert "are no watts" in CliRunner().invoke(commands.app, ["--site-budget-w", "much"]).output
+
+
+@pytest.mark.parametrize(
+    "text", ["perceptron:16/32/64", "perceptron:32:2/4/8", "perceptron:16/32:2/4/8", "convolutional:16/32+perceptron:8"]
+)
+def test_a_network_with_several_sizes_is_no_folder(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(simulate, "run_simulation", lambda **options: given.update(options))
+    result = CliRunner().invoke(commands.app, ["--app", text])
+    assert result.exit_code == 0, result.exception
+    assert given["apps"] == [apps_named(text)]
+
+
+@pytest.mark.parametrize("text", ["./absent", "apps/absent", "."])
+def test_a_path_is_a_folder(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(app_simulation, "simulate_app", lambda **options: given.update(options))
+    assert CliRunner().invoke(commands.app, ["--app", text]).exit_code == 0
+    assert given["folder"] == Path(text)
 
 
 def test_the_metric_that_is_compared() -> None:
