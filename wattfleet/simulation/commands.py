@@ -189,6 +189,7 @@ def simulate(
             "--duty": duty,
             "--own-epochs": own_epochs,
             "--metrics-port": metrics_port,
+            "--energy-budget": energy_budget,
         }
         if wrong := [option for option, value in refused.items() if value]:
             raise InvalidInputError(
