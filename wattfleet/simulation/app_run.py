@@ -600,13 +600,13 @@ def run(settings: RunSettings, clients_of: Callable[[], Any], progress: Callable
     clients = clients_of()
     try:
         require_mod(settings, clients, next(iter(devices.values())), len(devices))
-        server_app = _server_app(settings)
         journal = Journal(folder / f"{slug(settings.way)}.journal")
         reported = _Reported(settings, planner, progress, max(journal.rounds, default=0))
-        seed_all(settings.seed, "server")
         grid = FleetGrid(settings, planner, clients, journal, progress)
         token = SIMULATION.set(RunOfSimulation(planner, journal))
         try:
+            server_app = _server_app(settings)  # an app may make its strategy when it is imported
+            seed_all(settings.seed, "server")
             context = Context(_RUN_ID, _SUPERLINK, {}, RecordDict(), dict(settings.config))
             server_app(grid, context)
         finally:
