@@ -698,8 +698,7 @@ def _described(settings: RunSettings, planner: Planner) -> dict[str, Any]:
         for one in planner.rounds
     ]
     kinds: dict[str, dict[str, Any]] = {}
-    trained = [device_id for one in planner.rounds for device_id in one["selected"]]
-    times = {device_id: trained.count(device_id) for device_id in set(trained)} if len(trained) < 20_000 else None
+    trained = {device_id for one in planner.rounds for device_id in one["selected"]}
     for device_id, device in planner.devices.items():
         kind = kinds.setdefault(
             device.kind, {"devices": 0, "trained": 0, "modes_measured": 0, "measured_by": 0, "idle_w": 0.0}
@@ -708,7 +707,7 @@ def _described(settings: RunSettings, planner: Planner) -> dict[str, Any]:
         kind["modes_measured"] += len(device.rows)
         kind["measured_by"] += bool(device.rows)
         kind["idle_w"] += device.idle_w / settings.devices[device.kind]
-        kind["trained"] += device_id in (times if times is not None else set(trained))
+        kind["trained"] += device_id in trained
     batches = sorted(
         {device.report.batch for device in planner.devices.values() if device.report and device.report.batch}
     )
