@@ -595,6 +595,7 @@ def run(settings: RunSettings, clients_of: Callable[[], Any], progress: Callable
     if settings.way in (PRESETS, PLAIN_FLOWER) and facts.exists():
         for device_id, known in json.loads(facts.read_text()).items():
             devices[device_id].report = ClientReport(**known)
+        _complete_reports(devices.values())
     planner = planner_of(settings, devices)
     progress(stage="starting Ray and the app's clients")
     clients = clients_of()
@@ -623,6 +624,20 @@ def run(settings: RunSettings, clients_of: Callable[[], Any], progress: Callable
     if settings.way not in (PRESETS, PLAIN_FLOWER):
         replace_file(facts, json.dumps(known).encode())
     return _described(settings, planner)
+
+
+def _complete_reports(devices: Iterable[LargeFleetDevice]) -> None:
+    """Give each device that has reported nothing the report of its kind that has the middle length."""
+    known: dict[str, list[ClientReport]] = {}
+    unknown = []
+    for device in devices:
+        if device.report is None:
+            unknown.append(device)
+        else:
+            known.setdefault(device.kind, []).append(device.report)
+    middle = {kind: sorted(all_, key=lambda each: each.length or 0)[len(all_) // 2] for kind, all_ in known.items()}
+    for device in unknown:
+        device.report = middle.get(device.kind)
 
 
 def _server_app(settings: RunSettings) -> Callable[..., Any]:
