@@ -381,8 +381,6 @@ def build_app_report(
     """Return the content of `report.json`."""
     own, *baselines = results
     way = own["way"]
-    if "reason" in way:
-        raise PartFailedError(f"no round can be planned: {way['reason']}")
     content = {name: value for name, value in own.items() if name != "way"}
     return {
         "provenance": "simulated",
