@@ -595,18 +595,19 @@ def run(settings: RunSettings, clients_of: Callable[[], Any], progress: Callable
     if settings.way in (PRESETS, PLAIN_FLOWER) and facts.exists():
         for device_id, known in json.loads(facts.read_text()).items():
             devices[device_id].report = ClientReport(**known)
+        _complete_reports(devices.values())
     planner = planner_of(settings, devices)
     progress(stage="starting Ray and the app's clients")
     clients = clients_of()
     try:
         require_mod(settings, clients, next(iter(devices.values())), len(devices))
-        server_app = _server_app(settings)
         journal = Journal(folder / f"{slug(settings.way)}.journal")
         reported = _Reported(settings, planner, progress, max(journal.rounds, default=0))
-        seed_all(settings.seed, "server")
         grid = FleetGrid(settings, planner, clients, journal, progress)
         token = SIMULATION.set(RunOfSimulation(planner, journal))
         try:
+            server_app = _server_app(settings)  # an app may make its strategy when it is imported
+            seed_all(settings.seed, "server")
             context = Context(_RUN_ID, _SUPERLINK, {}, RecordDict(), dict(settings.config))
             server_app(grid, context)
         finally:
@@ -623,6 +624,20 @@ def run(settings: RunSettings, clients_of: Callable[[], Any], progress: Callable
     if settings.way not in (PRESETS, PLAIN_FLOWER):
         replace_file(facts, json.dumps(known).encode())
     return _described(settings, planner)
+
+
+def _complete_reports(devices: Iterable[LargeFleetDevice]) -> None:
+    """Give each device that has reported nothing the report of its kind that has the middle length."""
+    known: dict[str, list[ClientReport]] = {}
+    unknown = []
+    for device in devices:
+        if device.report is None:
+            unknown.append(device)
+        else:
+            known.setdefault(device.kind, []).append(device.report)
+    middle = {kind: sorted(all_, key=lambda each: each.length or 0)[len(all_) // 2] for kind, all_ in known.items()}
+    for device in unknown:
+        device.report = middle.get(device.kind)
 
 
 def _server_app(settings: RunSettings) -> Callable[..., Any]:
@@ -698,8 +713,7 @@ def _described(settings: RunSettings, planner: Planner) -> dict[str, Any]:
         for one in planner.rounds
     ]
     kinds: dict[str, dict[str, Any]] = {}
-    trained = [device_id for one in planner.rounds for device_id in one["selected"]]
-    times = {device_id: trained.count(device_id) for device_id in set(trained)} if len(trained) < 20_000 else None
+    trained = {device_id for one in planner.rounds for device_id in one["selected"]}
     for device_id, device in planner.devices.items():
         kind = kinds.setdefault(
             device.kind, {"devices": 0, "trained": 0, "modes_measured": 0, "measured_by": 0, "idle_w": 0.0}
@@ -708,7 +722,7 @@ def _described(settings: RunSettings, planner: Planner) -> dict[str, Any]:
         kind["modes_measured"] += len(device.rows)
         kind["measured_by"] += bool(device.rows)
         kind["idle_w"] += device.idle_w / settings.devices[device.kind]
-        kind["trained"] += device_id in (times if times is not None else set(trained))
+        kind["trained"] += device_id in trained
     batches = sorted(
         {device.report.batch for device in planner.devices.values() if device.report and device.report.batch}
     )

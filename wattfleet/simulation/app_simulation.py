@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -196,11 +198,19 @@ def open_simulation(simulation: AppSimulation, resume: Path) -> str:
     """Begin a simulation, or go on with an interrupted one; return what is done of it, empty for a new one.
 
     Raises:
-        InvalidInputError: the interrupted one has other settings.
+        InvalidInputError: the interrupted one has other settings, or others can write its journal.
     """
     fixed, file = json.loads(json.dumps(simulation.fixed())), resume / _SETTINGS
+    with suppress(FileExistsError):
+        resume.mkdir(mode=0o700)
+    # The journal holds pickled objects: whoever writes them can run code here.
+    found = resume.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise InvalidInputError(
+            f"{resume} is not a folder of yours, or others can write to it, so that its journal is not safe to read:"
+            " choose another --out, or remove that folder"
+        )
     if not file.exists():
-        resume.mkdir(exist_ok=True)
         replace_file(file, json.dumps(fixed).encode())
         return ""
     before = json.loads(file.read_text())
@@ -371,8 +381,6 @@ def build_app_report(
     """Return the content of `report.json`."""
     own, *baselines = results
     way = own["way"]
-    if "reason" in way:
-        raise PartFailedError(f"no round can be planned: {way['reason']}")
     content = {name: value for name, value in own.items() if name != "way"}
     return {
         "provenance": "simulated",

@@ -45,7 +45,7 @@ from wattfleet.simulation.digits_app.task import (
 )
 from wattfleet.simulation.flower import APP_DIRECTORY
 from wattfleet.simulation.settings import SimulatedApp, SimulationSettings
-from wattfleet.simulation.virtual_time import MEASURING, Stretch, Work, site_watts, stretches, thinned
+from wattfleet.simulation.virtual_time import MEASURING, Stretch, Work, site_watts, stretches
 
 _log = logging.getLogger(__name__)
 
@@ -414,7 +414,7 @@ def described_stretches(
         initial_accuracy: accuracy before the first round.
         idle_w: watts of every board while it idles.
     """
-    watts = thinned(site_watts(run, idle_w))
+    watts = site_watts(run, idle_w)
     energy_j = list(itertools.accumulate(stretch.energy_j for stretch in run))
     draws = [draw for stretch in run for draw in stretch.draws]
     measuring = [draw for draw in draws if draw.kind == MEASURING]

@@ -258,9 +258,10 @@ def _forked(reference: str, request: bytes) -> tuple[bytes, list[str]]:
     if child := os.fork():
         os.close(sent)
         with os.fdopen(received, "rb") as answers:
-            content = answers.read()
+            # Not up to the end of the file, since a process that the app has left behind may hold the pipe open.
+            content = _read(answers)
         _, status = os.waitpid(child, 0)
-        if status:
+        if status or content is None:
             return pickle.dumps(os.waitstatus_to_exitcode(status)), []
         found: tuple[bytes, list[str]] = pickle.loads(content)
         return found
@@ -273,7 +274,7 @@ def _forked(reference: str, request: bytes) -> tuple[bytes, list[str]]:
         answer = pickle.dumps(handled(_lazily(module, name), message, context))
         libraries = loaded_libraries((ClientApp,), known)
         with os.fdopen(sent, "wb") as answers:
-            answers.write(pickle.dumps((answer, libraries)))
+            _write(answers, pickle.dumps((answer, libraries)))
         sys.stdout.flush()
         status = 0
     finally:

@@ -22,7 +22,7 @@ def _watts(text: str | float) -> float:
 
 def _is_folder(text: str) -> bool:
     """Whether a value of `--app` names the folder of a user's app, and not one of the networks that ship."""
-    return "/" in text or text in (".", "..") or Path(text).is_dir()
+    return ":" not in text and ("/" in text or Path(text).is_dir())
 
 
 app = typer.Typer(add_completion=False, help="Simulate a fleet and write a report.")
@@ -189,6 +189,7 @@ def simulate(
             "--duty": duty,
             "--own-epochs": own_epochs,
             "--metrics-port": metrics_port,
+            "--energy-budget": energy_budget,
         }
         if wrong := [option for option, value in refused.items() if value]:
             raise InvalidInputError(

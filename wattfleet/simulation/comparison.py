@@ -14,6 +14,7 @@ from wattfleet.common.console import count_of, energy_text
 from wattfleet.common.html_page import INK
 from wattfleet.core.modes import PowerMode
 from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS, described
+from wattfleet.simulation.virtual_time import MEASURING, TRAINING, SiteWatts, thinned
 from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.v1 import view_pb2
 
@@ -52,7 +53,11 @@ def compared(own: Report, baselines: Sequence[Report], site_budget_w: float) -> 
     target = None if None in final else min(final)
     return {
         "target": target,
-        "ways": [{**way, **_totals(way, site_budget_w), "to_target": _until(way, target)} for way in ways],
+        "ways": [
+            # Totals come first: a short peak is no longer there once the watts are thinned for their figure.
+            {**way, **_totals(way, site_budget_w), "to_target": _until(way, target), "watts": _thinned(way["watts"])}
+            for way in ways
+        ],
         "missing": [dict(each) for each in baselines if "reason" in each],
         "reason": None,
     }
@@ -89,6 +94,12 @@ def _until(way: Report, target: float | None) -> dict[str, float] | None:
             break
         kept = kept if one["accuracy"] is None else one
     return {"s": kept["end_s"], "j": kept["energy_j"]}
+
+
+def _thinned(watts: Report) -> dict[str, Any]:
+    extra_w = {kind: watts[kind] for kind in (TRAINING, MEASURING)}
+    found = thinned(SiteWatts(watts["at_s"], watts["idle_w"], extra_w))
+    return {"at_s": found.at_s, "idle_w": found.idle_w, **found.extra_w}
 
 
 def _site_w(watts: Report) -> list[float]:

@@ -33,7 +33,7 @@ from edge_agent.devices.virtual.virtual_board import WorkSpan
 from edge_agent.learning.transfer import Transfer
 from edge_agent.runtime.readiness import parked_mode
 from wattfleet.core.choosing import Front, predicted_front, spread_modes
-from wattfleet.core.errors import InfeasibleBudgetError, WattfleetError
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet.core.modes import (
     ASSUMED_MINIBATCHES_PER_EPOCH,
     JournalHeader,
@@ -357,6 +357,11 @@ class Planner:
     # The calls that all planners answer alike.
 
     def _startrun(self, request: planning_pb2.StartRunRequest) -> planning_pb2.StartRunResponse:
+        if request.energy_budget_j:
+            raise InvalidInputError(
+                "energy budgets are not simulated with --app DIR: leave energy_budget out of PowerAware, or simulate a"
+                " network that ships, such as --app perceptron:32 --energy-budget 20kJ"
+            )
         self.workload, self.strategy = workload_from_message(request.workload), request.strategy
         return planning_pb2.StartRunResponse(name=request.name or "simulation")
 

@@ -60,7 +60,7 @@ def read_app(folder: Path, rounds: int, run_config: str) -> OwnApp:
         run_config: values of the run config, as for `flwr run --run-config`.
 
     Raises:
-        InvalidInputError: it is no Flower app, or the values cannot be read.
+        InvalidInputError: it is no Flower app, its rounds cannot be set, or the values cannot be read.
     """
     found, name = _described(folder)
     config: dict[str, Any] = flatten_dict(found.get("config", {}))
@@ -73,8 +73,14 @@ def read_app(folder: Path, rounds: int, run_config: str) -> OwnApp:
             f"--run-config: {folder / _PROJECT} has no {', '.join(unknown)} in [tool.flwr.app.config]; it has"
             f" {', '.join(sorted(config)) or 'nothing'}"
         )
-    if ROUNDS_KEY in config:
-        changed[ROUNDS_KEY] = rounds
+    if ROUNDS_KEY in changed:
+        raise InvalidInputError(f"--run-config: pass --rounds instead of {ROUNDS_KEY}")
+    if ROUNDS_KEY not in config:
+        raise InvalidInputError(
+            f"--app {folder}: its {_PROJECT} has no {ROUNDS_KEY} in [tool.flwr.app.config], with which --rounds sets"
+            " the rounds: add it, and pass it to the strategy as num_rounds"
+        )
+    changed[ROUNDS_KEY] = rounds
     components = found["components"]
     return OwnApp(
         folder.resolve(),

@@ -65,7 +65,8 @@ class RayClients:
         from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        local = {"_node_ip_address": "127.0.0.1", "object_store_memory": _OBJECT_STORE_BYTES}
+        # Without an address, Ray would join the cluster of RAY_ADDRESS or of the last `ray start`.
+        local = {"address": "local", "_node_ip_address": "127.0.0.1", "object_store_memory": _OBJECT_STORE_BYTES}
         config: dict[str, Any] = {
             "init_args": {**quiet, **(local if address is None else {"address": address})},
             "client_resources": {"num_cpus": 1, "num_gpus": gpus_per_client},

@@ -31,7 +31,8 @@ _WITHIN_S = 600.0
 
 
 @pytest.fixture
-def clients(tmp_path: Path) -> Iterator[RayClients]:
+def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayClients]:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # another cluster, which is not used
     app = IsolatedApp(str(SMALL_APP), "small_app.client_app:app", str(tmp_path / "clients.log"))
     found = RayClients(app, None)
     yield found

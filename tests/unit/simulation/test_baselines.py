@@ -21,13 +21,15 @@ from wattfleet.simulation.baselines import (
     PlainFlower,
     TrainedBoards,
     TrueBoard,
+    described_stretches,
     random_draw,
     true_boards,
 )
+from wattfleet.simulation.comparison import compared
 from wattfleet.simulation.devices import DEFAULT_FLEET, device_specs
 from wattfleet.simulation.digits_app.task import Minibatches, device_data
 from wattfleet.simulation.settings import SimulatedApp
-from wattfleet.simulation.virtual_time import site_watts, stretches
+from wattfleet.simulation.virtual_time import TRAINING, Draw, Stretch, site_watts, stretches
 
 # --- Baselines --------------------------------------------------------------------------------------------------------
 # The baselines and random draws, compared with sums by hand of the boards' true values.
@@ -237,6 +239,15 @@ def test_the_sites_watts_change_where_a_board_begins_or_ends() -> None:
     assert watts.idle_w == 10.0
     assert watts.at_s == [0.0, 4.0, 10.0, 30.0]
     assert watts.extra_w == {"training": [10.0, 20.0, 10.0, 0.0], "measuring": [10.0, 0.0, 0.0, 0.0]}
+
+
+def test_a_short_peak_over_the_budget_is_reported_however_long_the_run() -> None:
+    draws = [Draw(float(k), k + 1.0, 10.0, TRAINING) for k in range(10_000)]
+    draws.append(Draw(5_000.25, 5_000.5, 90.0, TRAINING))
+    way = described_stretches("long", [Stretch(1, 0.0, 1e4, 1.0, tuple(draws))], [["a"]], {1: 0.9}, 0.1, {"a": 5.0})
+    (found,) = compared(way, [], 50.0)["ways"]
+    assert (found["most_w"], found["over_budget_s"]) == (105.0, 0.25)
+    assert len(found["watts"]["at_s"]) == len(found["watts"]["training"]) < 5_000, "the figure stays small"
 
 
 def test_a_round_without_work_takes_no_time() -> None:

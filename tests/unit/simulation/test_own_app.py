@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from typer.testing import CliRunner
 
-from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.simulation import app_simulation, commands, ray_clients
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
+from wattfleet.simulation import app_run, app_simulation, commands, ray_clients, simulate
 from wattfleet.simulation.app_run import AppError, Journal, RunSettings, accuracy_in, context_of, run, slug
 from wattfleet.simulation.app_simulation import AppSimulation, kinds_named
-from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS
+from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS, PlainFlower, TrueBoard
 from wattfleet.simulation.client_process import SIMULATED_KEY, ClientTask, ForkServer, handled
 from wattfleet.simulation.comparison import THIS_RUN
 from wattfleet.simulation.flower_task import be_task
 from wattfleet.simulation.large_fleet import open_devices
 from wattfleet.simulation.own_app import read_app
+from wattfleet.simulation.settings import apps_named
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
 SMALL_APP = Path(__file__).parents[2] / "fixtures" / "small_app"
@@ -70,6 +71,20 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
     return simulation.of_way(THIS_RUN, tmp_path)
 
 
+STRATEGY = "PowerAware(FedAvg(fraction_evaluate=0.0))"
+
+
+def import_changed(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> Path:
+    """Have the next import take a copy of the small app with a change; return the changed file."""
+    shutil.copytree(SMALL_APP, folder)
+    changed = folder / "small_app" / file
+    changed.write_text(changed.read_text().replace(old, new, 1))
+    monkeypatch.syspath_prepend(str(folder))
+    for name in [each for each in sys.modules if each.startswith("small_app")]:
+        monkeypatch.delitem(sys.modules, name)
+    return changed
+
+
 def run_here(settings: RunSettings, clients: ClientsHere | None = None) -> dict[str, Any]:
     found = clients or ClientsHere()
     return run(settings, lambda: found, lambda **_: None)
@@ -95,6 +110,29 @@ def test_baselines_train_the_same_app(settings: RunSettings) -> None:
         assert baseline["way"]["measuring_s"] == 0
         assert baseline["rounds"][-1]["accuracy"] > 0.5
         assert all(one["planned_site_w"] <= 1.01 * BUDGET_W for one in baseline["rounds"])
+
+
+def test_baselines_expect_of_an_unknown_device_what_its_kind_has_reported(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_here(settings)
+    facts = Path(settings.folder) / "facts.json"
+    known = json.loads(facts.read_text())
+    for number, each in enumerate(known):
+        known[each]["length"] = 400 + number
+    unknown = [each for each in known if each.startswith("orin-nano")][0]
+    del known[unknown]
+    facts.write_text(json.dumps(known))
+    lengths: dict[str, int] = {}
+
+    def plain(boards: Mapping[str, TrueBoard], site_budget_w: float, seed: int) -> PlainFlower:
+        lengths.update({each: board.minibatches_per_epoch for each, board in boards.items()})
+        return PlainFlower(boards, site_budget_w, seed)
+
+    monkeypatch.setattr(app_run, "PlainFlower", plain)
+    run_here(replace(settings, way=PLAIN_FLOWER))
+    others = sorted(each["length"] for name, each in known.items() if name.startswith("orin-nano"))
+    assert lengths[unknown] == others[len(others) // 2]
 
 
 def test_a_baseline_without_enough_watts_ends_at_once(settings: RunSettings) -> None:
@@ -147,6 +185,18 @@ def test_another_app_is_not_continued(tmp_path: Path) -> None:
         opened(simulation, tmp_path / "resume")
 
 
+def test_a_journal_that_others_can_write_is_not_read(tmp_path: Path) -> None:
+    simulation = AppSimulation(
+        read_app(SMALL_APP, 3, ""), DEVICES, 3, 70.0, 12, "progress", None, None, 0, "r", None, None, 0.0
+    )
+    resume = tmp_path / "resume"
+    app_simulation.open_simulation(simulation, resume)
+    assert resume.stat().st_mode & 0o777 == 0o700
+    resume.chmod(0o777)
+    with pytest.raises(InvalidInputError, match="others can write.*remove that folder"):
+        app_simulation.open_simulation(simulation, resume)
+
+
 def test_an_app_without_enough_partitions_ends_with_the_first_error(settings: RunSettings) -> None:
     broken = replace(settings, config={**settings.config, "fails-from": 1})
     with pytest.raises(AppError, match="fails on .* devices, .* partition .* of 6: IndexError: there is no partition"):
@@ -157,21 +207,35 @@ def test_an_app_without_enough_partitions_ends_with_the_first_error(settings: Ru
     ("file", "old", "new", "error"),
     [
         ("client_app.py", "mods=[power_mode_mod]", "", "has no power_mode_mod"),
-        ("server_app.py", "PowerAware(FedAvg(fraction_evaluate=0.0))", "FedAvg()", "wrap its strategy in PowerAware"),
+        ("server_app.py", STRATEGY, "FedAvg()", "wrap its strategy in PowerAware"),
         ("server_app.py", "import numpy as np", "import no_such_module", "cannot be imported: ModuleNotFoundError"),
     ],
 )
 def test_an_app_without_the_two_lines_is_refused(
     settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str, error: str
 ) -> None:
-    shutil.copytree(SMALL_APP, tmp_path / "app")
-    changed = tmp_path / "app" / "small_app" / file
-    changed.write_text(changed.read_text().replace(old, new, 1))
-    monkeypatch.syspath_prepend(str(tmp_path / "app"))
-    for name in [each for each in sys.modules if each.startswith("small_app")]:
-        monkeypatch.delitem(sys.modules, name)
+    import_changed(tmp_path / "app", monkeypatch, file, old, new)
     with pytest.raises(AppError, match=error):
         run_here(settings)
+
+
+@pytest.mark.parametrize("way", [THIS_RUN, PRESETS])
+def test_an_app_with_an_energy_budget_is_refused(
+    settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    new = 'PowerAware(FedAvg(fraction_evaluate=0.0), energy_budget="20 kJ")'
+    import_changed(tmp_path / "app", monkeypatch, "server_app.py", STRATEGY, new)
+    with pytest.raises(WattfleetError, match="leave energy_budget out of PowerAware") as error:
+        run_here(replace(settings, way=way))
+    assert "\n" not in str(error.value)
+
+
+def test_a_strategy_may_be_made_when_the_app_is_imported(
+    settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = import_changed(tmp_path / "app", monkeypatch, "server_app.py", f"strategy = {STRATEGY}", "pass")
+    server.write_text(server.read_text().replace("app = ServerApp()", f"app = ServerApp()\nstrategy = {STRATEGY}"))
+    assert [one["round"] for one in run_here(settings)["rounds"]] == [1, 2, 3]
 
 
 # --- Processes of clients ---------------------------------------------------------------------------------------------
@@ -248,6 +312,22 @@ def test_a_client_whose_process_dies_is_an_error(settings: RunSettings, tmp_path
     server.close()
 
 
+def test_a_process_that_a_client_leaves_behind_does_not_delay_its_answer(settings: RunSettings, tmp_path: Path) -> None:
+    shutil.copytree(SMALL_APP, tmp_path / "app")
+    client, ended = tmp_path / "app" / "small_app" / "client_app.py", tmp_path / "ended"
+    leaves = f"""    import os, time
+    if not os.fork():
+        time.sleep(20)
+        open({str(ended)!r}, "w").close()
+        os._exit(0)
+"""
+    client.write_text(client.read_text().replace("    data = data_of", f"{leaves}    data = data_of"))
+    server = ForkServer(str(tmp_path / "app"), "small_app.client_app:app", str(tmp_path / "log"))
+    reply, _, _ = server.handle(*training_of(settings, 0))
+    assert not reply.has_error() and not ended.exists()
+    server.close()
+
+
 # --- Input ------------------------------------------------------------------------------------------------------------
 
 
@@ -279,8 +359,18 @@ def test_the_run_config_is_that_of_the_app_with_changes() -> None:
     assert app.config["num-server-rounds"] == 7
     assert app.changed_config == {"learning-rate": 0.5}
     assert app.app_id == "wattfleet/small-app"
+    with pytest.raises(InvalidInputError, match="pass --rounds instead of num-server-rounds"):
+        read_app(SMALL_APP, 7, "num-server-rounds=3")
     with pytest.raises(InvalidInputError, match="has no lr in .*; it has fails-from, leaks, learning-rate"):
         read_app(SMALL_APP, 7, "lr=0.5")
+
+
+def test_an_app_whose_rounds_cannot_be_set_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(SMALL_APP, tmp_path / "app")
+    project = tmp_path / "app" / "pyproject.toml"
+    project.write_text(project.read_text().replace("num-server-rounds = 3\n", ""))
+    with pytest.raises(InvalidInputError, match="has no num-server-rounds .* --rounds .*: add it"):
+        read_app(tmp_path / "app", 7, "")
 
 
 @pytest.mark.parametrize("text", ["", "agx-orin:0", "agx-orin:x", "agx-orin:1,agx-orin:2", "no-board:3"])
@@ -299,7 +389,28 @@ def test_the_options_of_the_command_are_passed_on(monkeypatch: pytest.MonkeyPatc
     assert kinds_named(given["kinds"]) == {"agx-orin": 200, "orin-nano": 800}
     refused = CliRunner().invoke(commands.app, ["--app", str(tmp_path), "--duty", "resnet:1:500"])
     assert "takes no --duty" in str(refused.exception)
+    refused = CliRunner().invoke(commands.app, ["--app", str(tmp_path), "--energy-budget", "20kJ"])
+    assert "takes no --energy-budget" in str(refused.exception)
     assert "are no watts" in CliRunner().invoke(commands.app, ["--site-budget-w", "much"]).output
+
+
+@pytest.mark.parametrize(
+    "text", ["perceptron:16/32/64", "perceptron:32:2/4/8", "perceptron:16/32:2/4/8", "convolutional:16/32+perceptron:8"]
+)
+def test_a_network_with_several_sizes_is_no_folder(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(simulate, "run_simulation", lambda **options: given.update(options))
+    result = CliRunner().invoke(commands.app, ["--app", text])
+    assert result.exit_code == 0, result.exception
+    assert given["apps"] == [apps_named(text)]
+
+
+@pytest.mark.parametrize("text", ["./absent", "apps/absent", "."])
+def test_a_path_is_a_folder(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(app_simulation, "simulate_app", lambda **options: given.update(options))
+    assert CliRunner().invoke(commands.app, ["--app", text]).exit_code == 0
+    assert given["folder"] == Path(text)
 
 
 def test_the_metric_that_is_compared() -> None:
