@@ -363,6 +363,7 @@ class DeviceTrainings:
                 raise BusyError(f"{self._device_id} is being prepared and cannot train now; try again later")
             assignment = assignment_from_start(start)
             grant = self._session.grants.begin(assignment.plan_id)
+            self._watch.expect()  # from here on, the energy of the previous training is not reported again
             try:
                 training = await shield_until_done(self._begin, grant, assignment.epochs)
                 self._supervisor.handle(TrainingBegan(self._watch.mode.label()))

@@ -230,6 +230,8 @@ class CoordinatorSession:
         self.attempted = asyncio.Event()
         self.grants = GrantKeeper()
         self.grants.on_change = self._report_grant
+        # Without a report, what was set aside for the training would count for good.
+        self.grants.on_never_began = lambda plan_id: self.report_energy(session_pb2.TrainingEnergy(plan_id=plan_id))
         self.requests = CoordinatorRequests()
         self.duty_figures: Callable[[], duty_pb2.DutyFigures | None] = lambda: None
         self.board_sample: Callable[[], BoardSample | None] = lambda: None

@@ -78,14 +78,17 @@ class HeldGrant:
     it. Before the first renewal, this is the last message that the coordinator answered before it sent the grant. A
     lapsed grant cannot be renewed.
 
+    Args:
+        never_began: called with a grant that was stopped or has lapsed before its training began. This process begins
+            no training of its plan any more.
+
     Attributes:
         in_force: the grant that limits the device; None before the first.
         phase: how far the training of the grant has progressed.
         lapses_s: when the grant lapses, in seconds of the caller's clock.
     """
 
-    def __init__(self) -> None:
-        """Start without a grant."""
+    def __init__(self, never_began: Callable[[AgentGrant], None] = lambda grant: None) -> None:
         self.in_force: AgentGrant | None = None
         self.phase = GrantPhase.OVER
         self.lapses_s = -float("inf")
@@ -95,6 +98,7 @@ class HeldGrant:
         self._next_lapses_s = -float("inf")
         self._began_s = 0.0
         self._stop_reason: str | None = None
+        self._never_began = never_began
 
     def receive(self, grant: AgentGrant) -> None:
         """Store a grant from the coordinator; a training in progress has to put it in force with `apply`."""
@@ -130,8 +134,9 @@ class HeldGrant:
 
     def lapse(self, now_s: float) -> None:
         """Drop a grant that has lapsed before its training began."""
-        if self.phase is GrantPhase.WAITING and now_s >= self.lapses_s:
+        if self.in_force is not None and self.phase is GrantPhase.WAITING and now_s >= self.lapses_s:
             self.phase = GrantPhase.OVER
+            self._never_began(self.in_force)
 
     def may_begin(self, plan_id: str, now_s: float) -> bool:
         """Return whether the training of a plan may begin."""
@@ -201,11 +206,14 @@ class HeldGrant:
             self._put_in_force(newest)
 
     def _put_in_force(self, grant: AgentGrant) -> None:
-        if self.in_force is not None and self.phase is GrantPhase.OVER and self.in_force.plan_id not in self._over:
-            self._over.append(self.in_force.plan_id)
+        before, phase = self.in_force, self.phase
+        if before is not None and phase is GrantPhase.OVER and before.plan_id not in self._over:
+            self._over.append(before.plan_id)
         is_over = grant.mode is None or grant.plan_id in self._over
         self.in_force = grant
         self.phase = GrantPhase.OVER if is_over else GrantPhase.WAITING
+        if before is not None and phase is GrantPhase.WAITING and is_over and before.plan_id == grant.plan_id:
+            self._never_began(before)
 
 
 # --- Grants -----------------------------------------------------------------------------------------------------------
@@ -220,12 +228,18 @@ class GrantKeeper:
 
     Args:
         now_s: the clock, s; it has to count the time while the board is suspended.
+
+    Attributes:
+        on_change: called when the grant in force or its phase changes.
+        on_never_began: called with the plan of a training whose energy counts, if its grant was stopped or has lapsed
+            before it began.
     """
 
     def __init__(self, now_s: Callable[[], float] = boot_time_s) -> None:
         self.on_change: Callable[[], None] = lambda: None
+        self.on_never_began: Callable[[str], None] = lambda plan_id: None
         self._now_s = now_s
-        self._held = HeldGrant()
+        self._held = HeldGrant(self._never_began)
         self._changed = asyncio.Condition()
         self._lifetime_s = 0.0
         self._sent_s: dict[int, float] = {}
@@ -340,6 +354,10 @@ class GrantKeeper:
         """Note that the training has ended and the device is parked."""
         self._held.end()
         self.on_change()
+
+    def _never_began(self, grant: AgentGrant) -> None:
+        if grant.counts_energy:
+            self.on_never_began(grant.plan_id)
 
     def _sent(self, number: int, lifetime_s: float) -> float | None:
         """Return when the answered lease or Hello (number 0) was sent, in seconds of the clock; None if unknown."""

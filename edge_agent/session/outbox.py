@@ -235,8 +235,9 @@ class Outbox:
         for number in waiting[: max(0, len(waiting) - MAX_OBSERVATIONS)]:
             self.dropped += 1
             request = self._unacknowledged.pop(number)
-            plan_id = request.energy.plan_id or request.observation.plan_id
-            _log.warning("the observation of %s is dropped, %d so far: the outbox is full", plan_id, self.dropped)
+            report = request.energy if request.HasField("energy") else request.observation
+            what = "energy" if request.HasField("energy") else "observation"
+            _log.warning("the %s of %s is dropped, %d so far: the outbox is full", what, report.plan_id, self.dropped)
 
     def _store(self) -> None:
         self._file.store(list(self._unacknowledged.values()))

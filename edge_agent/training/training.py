@@ -109,14 +109,14 @@ def mean_power_w(trace: PowerTrace, begun_s: float, ended_s: float) -> float | N
     """Return the mean power of a training, W; None if it ended before there were enough samples.
 
     Args:
-        trace: power samples of the training.
+        trace: power samples of the training, and perhaps of the time before and after it.
         begun_s: when the training began, device-clock seconds.
         ended_s: when it ended.
 
     Raises:
         PowerNotReadError: too many samples are missing.
     """
-    during = trace.at_s >= begun_s
+    during = (trace.at_s >= begun_s) & (trace.at_s <= ended_s)
     # A running board draws power, so 0 W means that the rail was not read.
     was_read = during & np.isfinite(trace.power_mw) & (trace.power_mw > 0)
     # A sampler without a new value repeats the last one.
@@ -224,6 +224,7 @@ class _Running:
     app: AppTraining
     undisturbed: _Undisturbed | None
     meter: PowerMeter
+    metered_from_s: float
     profiler: ProductiveProfiler | None = None
     reported: int = 0
     passes: int = 0
@@ -248,8 +249,8 @@ class TrainingRunner:
     """Runs the trainings of a device, one at a time.
 
     Attributes:
-        drawn: the energy of the last training that has ended; None if it is unknown, or if none has ended since
-            `start`.
+        drawn: the energy of the newest training: 0 J between `expect` and `start`; None while it runs, or if its energy
+            is unknown.
     """
 
     def __init__(
@@ -288,6 +289,10 @@ class TrainingRunner:
         """Whether a training has started and not ended."""
         return self._running is not None
 
+    def expect(self) -> None:
+        """Note that another training is expected: until `start`, it has drawn nothing."""
+        self.drawn = Drawn(0.0, 0.0)
+
     def start(
         self,
         trained: TrainedWorkload,
@@ -318,8 +323,13 @@ class TrainingRunner:
         self.abandon()
         self.drawn = None
         self._granted(power_limit_w)
-        self._apply(mode, trained)
-        app = self._device.begin_training(trained.paced)
+        metered_from_s, meter = self._device.clock.now_s(), self._device.start_meter()
+        try:
+            self._apply(mode, trained)
+            app = self._device.begin_training(trained.paced)
+        except BaseException:
+            meter.stop()
+            raise
         self._running = _Running(
             trained,
             mode,
@@ -327,7 +337,8 @@ class TrainingRunner:
             power_limit_w,
             app,
             _Undisturbed(self._device.clock.now_s()),
-            self._device.start_meter(),
+            meter,
+            metered_from_s,
             shared=self._sharing(),
             measuring=measuring,
             planned_s=planned_s,
@@ -601,19 +612,17 @@ class TrainingRunner:
         per_epoch = running.trained.minibatches_per_epoch
         epochs = running.epochs if epochs_done is None else epochs_done
         with self._ending(running):
-            try:
-                if running.profiler is not None:
-                    is_whole = running.measuring is None and running.trained.is_length_known
-                    if is_whole and running.profiler.is_cut_off:
-                        running.trained.training_was_too_short(epochs * per_epoch)
-                    running.profiler.pause()
-                # A virtual board trains what the app does not report. An estimate of it must not change the work.
-                unreported = ASSUMED_MINIBATCHES_PER_EPOCH if running.trained.is_length_estimated else per_epoch
-                running.app.finish(max(1, round(epochs * unreported)))
-                ended_s = self._device.clock.now_s()
-                changed = self._device.differences(running.mode)
-            finally:
-                trace = self._read(running)
+            if running.profiler is not None:
+                is_whole = running.measuring is None and running.trained.is_length_known
+                if is_whole and running.profiler.is_cut_off:
+                    running.trained.training_was_too_short(epochs * per_epoch)
+                running.profiler.pause()
+            # A virtual board trains what the app does not report. An estimate of it must not change the work.
+            unreported = ASSUMED_MINIBATCHES_PER_EPOCH if running.trained.is_length_estimated else per_epoch
+            running.app.finish(max(1, round(epochs * unreported)))
+            ended_s = self._device.clock.now_s()
+            changed = self._device.differences(running.mode)
+        trace = running.meter.read()
         if changed:
             _log.warning(
                 "the observation of %s is discarded, as another process changed the mode: %s",
@@ -668,22 +677,29 @@ class TrainingRunner:
         running, self._running = self._running, None
         if running is not None:
             with self._ending(running):
-                self._read(running)
-
-    def _read(self, running: _Running) -> PowerTrace:
-        """Stop the power meter, and note the energy of the training."""
-        trace = running.meter.stop()
-        self.drawn = drawn_of(trace, running.began_s, self._device.clock.now_s())
-        return trace
+                pass
 
     @contextmanager
     def _ending(self, running: _Running) -> Iterator[None]:
-        """End measurements and park, even after an error."""
+        """End measurements, park, and note the energy until then, even after an error."""
         with ExitStack() as last:
-            last.callback(self.park)
+            last.callback(self._park_metered, running)
             if running.profiler is not None:
                 last.callback(running.profiler.pause)
             yield
+
+    def _park_metered(self, running: _Running) -> None:
+        """Park, stop the power meter, and note the energy of the training.
+
+        If the board cannot be parked, it may go on drawing the training's power. So its energy remains unknown.
+        """
+        try:
+            self.park()
+        except BaseException:
+            running.meter.stop()
+            raise
+        ended_s = self._device.clock.now_s()
+        self.drawn = drawn_of(running.meter.stop(), running.metered_from_s, ended_s)
 
     def recover(self) -> None:
         """Park a degraded device, and check that its power can be read again.

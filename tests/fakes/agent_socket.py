@@ -68,6 +68,7 @@ class Reports:
         self.states: list[session_pb2.StateReport] = []
         self.observations: list[session_pb2.Observation] = []
         self.fronts: list[session_pb2.FrontReport] = []
+        self.energies: list[session_pb2.TrainingEnergy] = []
 
     def report_state(self, report: session_pb2.StateReport) -> None:
         self.states.append(report)
@@ -77,6 +78,9 @@ class Reports:
 
     def report_observation(self, report: session_pb2.Observation) -> None:
         self.observations.append(report)
+
+    def report_energy(self, report: session_pb2.TrainingEnergy) -> None:
+        self.energies.append(report)
 
     async def flush(self, timeout_s: float) -> bool:
         return True

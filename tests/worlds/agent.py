@@ -153,6 +153,7 @@ class Device:
     def _boot(self) -> None:
         self._take_grants()
         self.grants.on_change = self._lease_is_due
+        self.grants.on_never_began = self._never_began
         # A file of the agent's, with two of its methods.
         self.outbox = Outbox(self._file)  # type: ignore[arg-type]
         self._is_lease_due = self._is_sending = self._is_welcomed = False
@@ -343,6 +344,12 @@ class Device:
 
     def _training_began(self, app: App, grant: AgentGrant) -> None:
         """Put the mode of a grant in force."""
+
+    def _never_began(self, plan_id: str) -> None:
+        """Report that a granted training has drawn nothing, as the agent's session does."""
+        self._world.note(f"{self.id}: {plan_id} never began")
+        self.outbox.add(session_pb2.SessionRequest(energy=session_pb2.TrainingEnergy(plan_id=plan_id)))
+        self._send_soon()
 
     def _look(self) -> None:
         """React to a change as the training part of the agent does."""

@@ -141,9 +141,10 @@ class DeviceGrant:
 
     def followed_by(self, grant: Grant) -> DeviceGrant:
         """The device's state after a newer grant was issued. Until the device confirms it, it may act on both."""
-        if self.is_over:
-            return DeviceGrant(grant, is_on_its_way=self.is_on_its_way)
         is_of_plan = grant.plan_id == self.plan_id
+        may_have_begun = is_of_plan and self.may_have_begun
+        if self.is_over:
+            return DeviceGrant(grant, is_on_its_way=self.is_on_its_way, may_have_begun=may_have_begun)
         return DeviceGrant(
             grant,
             superseded_w=max(self.superseded_w, self.granted_w if self.was_sent else 0.0),
@@ -153,7 +154,7 @@ class DeviceGrant:
             is_rogue=self.is_rogue,
             is_late=is_of_plan and self.is_late,
             began_s=self.began_s if is_of_plan else None,
-            may_have_begun=is_of_plan and self.may_have_begun,
+            may_have_begun=may_have_begun,
         )
 
     def sent(self, now_s: float) -> DeviceGrant:
@@ -490,14 +491,13 @@ class Grants:
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in device_ids:
             assignment, grant = assignments.get(device_id), self._grants[device_id].grant
-            longest_s = max(grant.longest_s, self._longest_s(record.plan, assignment))
-            if grant.counts_energy:  # no more energy is set aside
-                longest_s = grant.longest_s
+            # If energy is counted, no more of it is set aside.
+            more_s = 0.0 if grant.counts_energy else self._longest_s(record.plan, assignment)
             self._issue(
                 device_id,
                 record.plan_id,
                 assignment,
-                longest_s,
+                max(grant.longest_s, more_s),
                 planned_s=_planned_s(record.plan),
                 counts_energy=grant.counts_energy,
             )
@@ -655,7 +655,8 @@ class Grants:
         if known is None or known.is_over:
             if phase is not GrantPhase.OVER:  # it may have lapsed while the device could not be parked
                 self._issue(device_id, plan_id, None, 0.0)
-                self._grants[device_id] = replace(self._grants[device_id], is_rogue=True, is_given_up=True)
+                issued = self._grants[device_id]
+                self._grants[device_id] = replace(issued, is_rogue=True, is_given_up=True, may_have_begun=True)
         elif grant_id == known.grant.grant_id:
             self._grants[device_id] = known.confirmed(phase, now_s)
             is_unwanted = known.is_given_up and known.grant.measuring is None

@@ -310,7 +310,9 @@ Global___Observation: _TypeAlias = Observation  # noqa: Y015
 
 @_typing.final
 class TrainingEnergy(_message.Message):
-    """The energy of a training whose grant counts it, also of one that failed; idempotent by plan and device."""
+    """The energy of a training whose grant counts it, also of one that failed; 0 J if the grant was stopped or has lapsed
+    before the training began. Idempotent by plan and device.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

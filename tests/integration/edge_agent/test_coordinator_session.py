@@ -20,7 +20,7 @@ from edge_agent.settings import ConnectionSettings
 from tests.fakes.polling import eventually
 from wattfleet.common.identity.channels import Endpoint
 from wattfleet_proto.names import MAJOR, MINOR, own_version
-from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
 
 # --- Coordinator session ----------------------------------------------------------------------------------------------
 # The agent's session: it repeats unacknowledged reports and the latest state.
@@ -172,6 +172,27 @@ def test_reports_arrive_in_order_and_are_acknowledged(outbox: Outbox) -> None:
                 session.report_observation(session_pb2.Observation(plan_id=str(k)))
             assert await session.flush(10)
             assert [request.observation.plan_id for request in coordinator.sessions[0]] == list("01234")
+
+    run(body)
+
+
+def test_a_counted_training_that_is_stopped_before_it_began_is_reported_with_0_joules(outbox: Outbox) -> None:
+    async def body() -> None:
+        coordinator = Coordinator()
+        async with session_with(coordinator, outbox) as (session, _):
+            await eventually(lambda: session.connected)
+            mode = power_pb2.PowerMode(cores=6, cpu_khz=1_510_400, gpu_hz=624_750_000, mem_hz=2_133_000_000)
+            grant = session_pb2.Grant(id=1, plan_id="7/1", mode=mode, power_limit_w=25.0, longest_s=60.0)
+            grant.counts_energy = True
+            session.grants.greeting()
+            await session.grants.welcomed(120.0)
+            await session.grants.receive(grant)
+            assert not coordinator.sessions[0]
+            await session.grants.receive(session_pb2.Grant(id=2, plan_id="7/1"))
+            assert await session.flush(10)
+            assert [request.energy for request in coordinator.sessions[0]] == [
+                session_pb2.TrainingEnergy(plan_id="7/1")
+            ]
 
     run(body)
 

@@ -122,6 +122,20 @@ def test_the_longest_plan_id_of_a_coordinator_is_accepted(agent: Agent) -> None:
     assert code is grpc.StatusCode.OK, text
 
 
+def test_a_training_that_cannot_begin_does_not_report_the_energy_of_the_one_before(agent: Agent) -> None:
+    agent.reports.energies.clear()
+    for plan_id, power_limit_w in (("7/5", 25.0), ("7/6", 1.0)):
+        grant = granted(plan_id=plan_id, grant_id=next(GRANT_IDS), power_limit_w=power_limit_w)
+        grant.counts_energy = True
+        agent.grant(grant)
+        code, _, _ = outcome(agent, start(plan_id=plan_id), FINISH.SerializeToString())
+        assert (code is grpc.StatusCode.OK) == (plan_id == "7/5")
+    until(lambda: len(agent.reports.energies) == 2)
+    trained, refused = agent.reports.energies
+    assert trained.plan_id == "7/5" and trained.energy_j > 0
+    assert (refused.plan_id, refused.energy_j, refused.lasted_s) == ("7/6", 0.0, 0.0)
+
+
 # --- Socket acceptor --------------------------------------------------------------------------------------------------
 # Which connections the agent's socket accepts, and what happens to the others.
 

@@ -269,7 +269,8 @@ def test_a_rounds_power_needs_more_read_samples_than_missing_ones(
     monkeypatch.setattr(
         RealTimeBoard.Meter,
         "read",
-        lambda meter: PowerTrace(meter.begin_s + np.array(at_s), np.array(shown_w) * 1e3),
+        # The meter starts a second before the training: this is how long the mode takes.
+        lambda meter: PowerTrace(meter.begin_s + 1.0 + np.array(at_s), np.array(shown_w) * 1e3),
     )
     watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
     board.clock.sleep_s(10)
@@ -319,6 +320,49 @@ def test_the_watts_of_a_training_are_told_before_its_mode_is_applied() -> None:
     board.clock.sleep_s(10)
     watch.finish()
     assert told == [(30, PARKED), (20, MODE), (None, OTHER)]
+
+
+@pytest.mark.parametrize("end", [TrainingRunner.abandon, TrainingRunner.finish])
+def test_the_energy_counts_from_the_change_of_the_mode_until_the_board_is_parked(
+    end: Callable[[TrainingRunner], object],
+) -> None:
+    board = RealTimeBoard()
+    watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
+    watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
+    assert watch.drawn is None
+    board.clock.sleep_s(10)
+    end(watch)
+    assert watch.drawn is not None
+    assert watch.drawn.lasted_s == pytest.approx(12.0), "each change of the mode takes a second"
+    assert watch.drawn.energy_j == pytest.approx(144.0)
+
+
+def test_the_energy_is_unknown_if_the_board_was_not_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = RealTimeBoard()
+    watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
+    watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
+    board.clock.sleep_s(10)
+
+    def stuck(mode: PowerMode) -> None:
+        raise ModeNotAppliedError("the mode does not take")
+
+    monkeypatch.setattr(board, "apply", stuck)
+    with pytest.raises(ModeNotAppliedError):
+        watch.finish()
+    assert watch.drawn is None and board.meters == 0
+
+
+def test_a_mode_that_is_not_applied_leaves_no_meter_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = RealTimeBoard()
+    watch = TrainingRunner(board, PARKED)  # type: ignore[arg-type]
+
+    def stuck(mode: PowerMode) -> None:
+        raise ModeNotAppliedError("the mode does not take")
+
+    monkeypatch.setattr(board, "apply", stuck)
+    with pytest.raises(ModeNotAppliedError):
+        watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
+    assert watch.drawn is None and board.meters == 0
 
 
 # --- Training measurements --------------------------------------------------------------------------------------------

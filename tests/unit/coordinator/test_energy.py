@@ -150,6 +150,24 @@ def test_a_training_that_may_have_begun_keeps_its_energy() -> None:
     assert account_of(fleet).set_aside_j == pytest.approx(set_aside_j(record.plan))
 
 
+def test_a_training_that_outlasted_its_grant_keeps_its_energy() -> None:
+    fleet = fleet_with(1e5)
+    record = fleet.flower.plan(RUN, 1, NODES, 1.0)
+    train(fleet, "orin")
+    grants, trained = fleet.rounds.grants, fleet.rounds.grants.of("orin")
+    assert trained is not None
+    grants.renew("orin", 0.0)
+    assert "orin" in grants.check(1e4)
+    # It returns and trains still, but its session breaks again before the stop is sent.
+    grants.session_began("orin", 1e4)
+    grants.confirm("orin", trained.grant.grant_id, record.plan_id, GrantPhase.TRAINING)
+    assert "orin" in grants.check(2e4)
+    fleet.rounds.finish(record.plan_id, [], 9.0)
+    assert "orin" not in [each.device_id for each in fleet.settle_unbegun(record.plan_id)]
+    stored = fleet.report_energy("orin", record.plan_id, 400.0, 20.0)
+    assert isinstance(stored, TrainingEnergy) and stored.energy_j == 300.0
+
+
 def test_a_device_whose_agent_restarted_does_not_train_again_for_the_round() -> None:
     fleet = fleet_with(1e5)
     fleet.flower.plan(RUN, 1, NODES, 1.0)

@@ -140,6 +140,32 @@ async def test_a_plan_that_is_over_stays_over_when_granted_again_after_other_pla
         grants.begin("7/1")
 
 
+@pytest.mark.parametrize("ends", ["stopped", "lapsed", "begun", "replaced", "waits", "uncounted"])
+async def test_a_counted_training_that_ends_before_it_began_is_told_once(ends: str) -> None:
+    clock, told = SetClock(), list[str]()
+    grants = GrantKeeper(clock)
+    grants.on_never_began = told.append
+    grants.greeting()
+    await grants.welcomed(120.0)
+    grant = session_pb2.Grant(id=1, plan_id="7/1", mode=MODE, power_limit_w=25.0, longest_s=60.0)
+    grant.counts_energy = ends != "uncounted"
+    await grants.receive(grant)
+    if ends == "begun":
+        grants.begin("7/1")
+    if ends == "replaced":
+        grant.id, grant.power_limit_w = 2, 20.0
+        await grants.receive(grant)
+    elif ends == "lapsed":
+        clock.now_s = 121.0
+    elif ends != "waits":
+        await grants.receive(session_pb2.Grant(id=2, plan_id="7/1", counts_energy=grant.counts_energy))
+    grants.lease()
+    if ends == "begun":
+        grants.ended()
+    grants.lease()
+    assert told == (["7/1"] if ends in ("stopped", "lapsed") else [])
+
+
 async def stops(grants: GrantKeeper) -> bool:
     change = asyncio.ensure_future(grants.next_change())
     await asyncio.sleep(0)
@@ -258,6 +284,15 @@ def test_beyond_the_bound_the_oldest_observations_are_forgotten_and_counted(path
     assert outbox.dropped == 2
     assert "the observation of 1 is dropped, 2 so far" in caplog.text
     assert outbox.after(0)[0].HasField("front")
+
+
+def test_a_dropped_energy_is_named_as_such(path, caplog, monkeypatch):
+    monkeypatch.setattr("edge_agent.session.outbox.MAX_OBSERVATIONS", 1)
+    outbox = opened(path)
+    for plan_id in ("7/1", "7/2"):
+        energy = session_pb2.TrainingEnergy(plan_id=plan_id, energy_j=9.0, lasted_s=1.0)
+        outbox.add(session_pb2.SessionRequest(energy=energy))
+    assert "the energy of 7/1 is dropped, 1 so far" in caplog.text
 
 
 @pytest.mark.parametrize(
