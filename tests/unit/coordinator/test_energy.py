@@ -203,3 +203,32 @@ def test_a_survey_takes_a_fifth_of_the_energy_at_most() -> None:
         fleet.agents.report_front(device_id, record.fronts[0].front, record.idle_w or 0.0, 0, "")
     plan = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0).planned()
     assert sum(each.set_aside_j for each in plan.assignments) <= 400.0
+
+
+def test_all_surveys_of_a_run_together_take_a_fifth_of_its_budget_at_most() -> None:
+    fleet = fleet_with(1e5)
+    for device_id in ("orin", "nano"):
+        record = fleet.agents.get(device_id)
+        fleet.agents.report_front(device_id, record.fronts[0].front, record.idle_w or 0.0, 0, "")
+    surveys = 0
+    for _ in range(30):
+        plan = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0).planned()
+        if not plan.assignments:
+            break
+        fleet.flower.accept_measuring(RUN, plan)
+        surveys += 1
+        for each in plan.assignments:  # their apps fail, and report nothing
+            train(fleet, each.device_id)
+            end_training(fleet, each.device_id)
+    assert surveys > 1
+    assert 0.1e5 < account_of(fleet).spent_j <= 0.2e5
+
+
+@pytest.mark.parametrize(("before_j", "after_j"), [(1e5, None), (None, 1e5)])
+def test_a_run_keeps_having_an_energy_budget_or_none(before_j: float | None, after_j: float | None) -> None:
+    fleet = small_fleet()
+    fleet.flower.start_run(RUN, "FedAvg", 3, energy_budget_j=before_j)
+    before = fleet.flower.energy.of(RUN)
+    with pytest.raises(InvalidInputError, match="keep energy_budget as it was, or start a new run"):
+        fleet.flower.start_run(RUN, "FedAvg", 3, energy_budget_j=after_j)
+    assert fleet.flower.energy.of(RUN) == before
