@@ -50,7 +50,11 @@ class EnergyAccounts:
         account = self.of(run.run_id)
         if account is None:
             return None
-        return EnergyLimit(account.left_j, max(1, run.rounds - number + 1) if run.rounds else 0)
+        return EnergyLimit(
+            account.left_j,
+            max(1, run.rounds - number + 1) if run.rounds else 0,
+            account.spent_j + account.set_aside_j,
+        )
 
     def started(self, run: RunRecord) -> None:
         """Open the account of a run, or change its budget if the run is started again."""
@@ -153,7 +157,9 @@ def energy_of(record: RoundRecord, device_id: str, energy_j: float, lasted_s: fl
 
 def _above_idle_j(device_id: str, energy_j: float, lasted_s: float, idle_w: float) -> float:
     if not 0 <= lasted_s <= _LONGEST_S:
-        raise ImplausibleError(f"{device_id}: a training must last 0 to {_LONGEST_S:,.0f} s, not {lasted_s:g} s")
+        raise ImplausibleError(
+            f"{device_id}: a training must last 0 to {_LONGEST_S:,.0f} s, not {lasted_s:g} s: check its agent"
+        )
     if not 0 <= energy_j <= MAX_POWER_W * lasted_s:
-        raise ImplausibleError(f"{device_id}: no board draws {energy_j:g} J in {lasted_s:g} s")
+        raise ImplausibleError(f"{device_id}: no board draws {energy_j:g} J in {lasted_s:g} s: check its power meter")
     return max(0.0, energy_j - idle_w * lasted_s)
