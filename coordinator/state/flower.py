@@ -582,6 +582,12 @@ class FlowerRuns:
             and not self._rounds.grants.may_train(device.device_id)
         ]
 
+    def unready(self, node_ids: Sequence[int]) -> list[str]:
+        """The devices of some nodes that may train, but are not ready: they train, restart or are not connected."""
+        nodes = self.paired(node_ids).nodes
+        ready = {device.device_id for device in self._ready(nodes)}
+        return sorted(each for each in nodes if each not in ready and not self._operator.overrides_of(each).drained)
+
     def _offers(self, devices: Sequence[DeviceRecord], workload: str) -> list[Offer]:
         """What some devices offer for a workload; devices without a front for it are left out."""
         lengths = self._agents.usual_lengths()
