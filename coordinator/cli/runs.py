@@ -21,6 +21,7 @@ from wattfleet.common.console import (
     rounds_text,
     terminal,
 )
+from wattfleet.core.budgets import EnergyAccount
 from wattfleet.core.errors import InvalidInputError, first_few
 from wattfleet_proto.names import metric_order
 
@@ -192,10 +193,10 @@ def _energy_left(run: dict[str, Any]) -> str:
     budget_j, spent_j, set_aside_j = (run[f"energy_{each}_j"] for each in ("budget", "spent", "set_aside"))
     if budget_j is None:
         return ""
-    left_j = max(0.0, budget_j - spent_j - set_aside_j)
+    account = EnergyAccount(budget_j, spent_j, set_aside_j)
     return (
-        f"{energy_text(left_j)} left of an energy budget of {energy_text(budget_j)}: {energy_text(spent_j)} spent,"
-        f" {energy_text(set_aside_j)} set aside"
+        f"{energy_text(account.left_j)} left of an energy budget of {energy_text(budget_j)}:"
+        f" {energy_text(spent_j)} spent, {energy_text(set_aside_j)} set aside"
     )
 
 

@@ -59,6 +59,10 @@ _RELEASE_POLL_S = 0.1
 _OVERDUE_FACTOR = 2.0
 """A round is abandoned after its planned duration or deadline times this factor, plus `rounds.overdue_s`."""
 
+_ENERGY_WAIT_S = 60.0
+"""Seconds in which a run without enough energy waits for reports and devices, before it ends with its result. An app's
+patience must be longer: by default it is 120 s."""
+
 _ENDED = f"{STOPPED}by an operator, who ended it"
 
 _STARTING_S = 30.0
@@ -103,6 +107,7 @@ class RoundPlanning:
         self._figures = figures or ServiceFigures()
         self._fronts_until_s: dict[str, float] = {}
         self._refusals: dict[str, str] = {}
+        self._without_energy_since_s: dict[str, float] = {}
         self._deleting: set[str] = set()
         self._lock = asyncio.Lock()
         self._abandon_overdue(self._fleet)
@@ -201,6 +206,7 @@ class RoundPlanning:
     def run_started(self, run_id: str) -> None:
         """Make the plans of a run that has just started wait for the devices' fronts for its workload."""
         self._fronts_until_s[run_id] = self._now_s() + _STARTING_S
+        self._without_energy_since_s.pop(run_id, None)
 
     async def finish_runs(self, run_ids: Collection[str], error: str, caller: str = "") -> None:
         """End runs, release their devices, and store it.
@@ -225,6 +231,7 @@ class RoundPlanning:
         for run in finished:
             self._fronts_until_s.pop(run.run_id, None)
             self._refusals.pop(run.run_id, None)
+            self._without_energy_since_s.pop(run.run_id, None)
             self._events.run_finished(run, run.run_id in live, caller)
         return finished
 
@@ -353,11 +360,9 @@ class RoundPlanning:
                         self._planned, self._fleet.copy(), run_id, number, node_ids, epochs
                     )
                 except EnergySpentError as error:
-                    if not (training := self._fleet.rounds.grants.counting_energy(run_id)):
+                    if not (why := self._why_energy_may_come(run_id, node_ids)):
                         raise
-                    raise NoDevicesError(
-                        f"{error}; {first_few(training)} may still train, and return what they do not draw"
-                    ) from None
+                    raise NoDevicesError(f"{error}; waiting for {_ENERGY_WAIT_S:g} s at most: {why}") from None
             # Another reference may have been pinned meanwhile, so that devices reconnect.
             self._require_connected(self._fleet, node_ids)
             # Meanwhile, budgets may fall, and devices may begin to profile or be forgotten.
@@ -370,7 +375,19 @@ class RoundPlanning:
         self._fleet.rounds.grants.pending.hold_back(record.plan_id)  # until it is stored
         self._fleet.rounds.since_s[record.plan_id] = self._now_s()
         self._refusals.pop(run_id, None)
+        self._without_energy_since_s.pop(run_id, None)
         self._events.planned(record)
+
+    def _why_energy_may_come(self, run_id: str, node_ids: Sequence[int]) -> str:
+        """Why what is left of a run's energy may soon suffice for a training; empty if it will not, or not in time."""
+        since_s = self._without_energy_since_s.setdefault(run_id, self._now_s())
+        if self._now_s() - since_s >= _ENERGY_WAIT_S:
+            return ""
+        if training := self._fleet.rounds.grants.counting_energy(run_id):
+            return f"{first_few(training)} may still train, and return what they do not draw"
+        if unready := self._fleet.flower.unready(node_ids):
+            return f"{first_few(unready)} may get ready, and need less"
+        return ""
 
     @staticmethod
     def _planned(

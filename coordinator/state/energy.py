@@ -17,7 +17,7 @@ _LONGEST_S = 366 * 24 * 3600.0
 """A training that was reported to last longer is refused as a mistake."""
 
 _SURVEY_SHARE = 0.2
-"""Share of what is left that the survey of a run may set aside."""
+"""Share of a run's energy budget that all of its surveys together may take."""
 
 _SURVEY_EXTRA_S = 30.0
 """Seconds beyond its measurements in which a survey's training begins and ends."""
@@ -50,12 +50,15 @@ class EnergyAccounts:
         account = self.of(run.run_id)
         if account is None:
             return None
-        return EnergyLimit(account.left_j, max(1, run.rounds - number + 1) if run.rounds else 0)
+        return EnergyLimit(
+            account.left_j,
+            max(1, run.rounds - number + 1) if run.rounds else 0,
+            account.spent_j + account.set_aside_j,
+        )
 
     def started(self, run: RunRecord) -> None:
         """Open the account of a run, or change its budget if the run is started again."""
         if run.energy_budget_j is None:
-            self._accounts.pop(run.run_id, None)
             return
         before = self.of(run.run_id) or EnergyAccount(run.energy_budget_j)
         self._accounts[run.run_id] = EnergyAccount(run.energy_budget_j, before.spent_j, before.set_aside_j)
@@ -76,21 +79,23 @@ class EnergyAccounts:
             self._accounts[run_id] = account.reported(training.set_aside_j, training.energy_j)
 
     def affordable(
-        self, run_id: str, survey_s: float, plan: MeasuringPlan, idle_w: Mapping[str, float]
+        self, run: RunRecord, survey_s: float, plan: MeasuringPlan, idle_w: Mapping[str, float]
     ) -> MeasuringPlan:
         """The part of a survey that a run's energy suffices for, with the seconds after which its trainings end.
 
+        An app requests a survey several times, so what earlier requests have taken counts.
+
         Args:
-            run_id: the run.
+            run: the run.
             survey_s: seconds in which devices begin measurements.
             plan: the devices that should measure.
             idle_w: their watts while idle.
         """
-        account = self.of(run_id)
+        account = self.of(run.run_id)
         if account is None:
             return plan
         longest_s = LONGEST_FACTOR * survey_s + _SURVEY_EXTRA_S
-        kept, left_j = [], _SURVEY_SHARE * account.left_j
+        kept, left_j = [], min(_SURVEY_SHARE * account.budget_j - run.surveys_j, account.left_j)
         for each in plan.assignments:
             counted = replace(each, idle_w=idle_w[each.device_id], longest_s=longest_s)
             if counted.set_aside_j <= left_j:
@@ -152,7 +157,9 @@ def energy_of(record: RoundRecord, device_id: str, energy_j: float, lasted_s: fl
 
 def _above_idle_j(device_id: str, energy_j: float, lasted_s: float, idle_w: float) -> float:
     if not 0 <= lasted_s <= _LONGEST_S:
-        raise ImplausibleError(f"{device_id}: a training must last 0 to {_LONGEST_S:,.0f} s, not {lasted_s:g} s")
+        raise ImplausibleError(
+            f"{device_id}: a training must last 0 to {_LONGEST_S:,.0f} s, not {lasted_s:g} s: check its agent"
+        )
     if not 0 <= energy_j <= MAX_POWER_W * lasted_s:
-        raise ImplausibleError(f"{device_id}: no board draws {energy_j:g} J in {lasted_s:g} s")
+        raise ImplausibleError(f"{device_id}: no board draws {energy_j:g} J in {lasted_s:g} s: check its power meter")
     return max(0.0, energy_j - idle_w * lasted_s)

@@ -327,7 +327,8 @@ class FlowerRuns:
 
         Raises:
             NotRunOwnerError: another app has started a run of this id.
-            InvalidInputError: the token is too long, or the joules are not finite and above 0.
+            InvalidInputError: the token is too long, the joules are not finite and above 0, or the run exists with an
+                energy budget and none is given, or the other way round.
         """
         if energy_budget_j is not None:
             require_joules("an energy budget", energy_budget_j)
@@ -349,6 +350,11 @@ class FlowerRuns:
             )
         self.require_owner(run_id, token, peer)
         before = self.runs[run_id]
+        if (before.energy_budget_j is None) != (energy_budget_j is None):
+            raise InvalidInputError(
+                f"run {before.name} was started {'without' if before.energy_budget_j is None else 'with'} an energy"
+                " budget, which it must keep when it continues: keep energy_budget as it was, or start a new run"
+            )
         return self._put(
             replace(
                 before,
@@ -549,7 +555,7 @@ class FlowerRuns:
         if survey_s is None or self.energy.of(run_id) is None:
             return request
         idle_w = {offer.device_id: offer.idle_w for offer in offers}
-        return replace(request, affordable=partial(self.energy.affordable, run_id, survey_s, idle_w=idle_w))
+        return replace(request, affordable=partial(self.energy.affordable, self.run(run_id), survey_s, idle_w=idle_w))
 
     def _measured(self, workload: str) -> set[str]:
         """The connected devices that have measured modes of a workload, or measure some now."""
@@ -575,6 +581,12 @@ class FlowerRuns:
             and self._agents.is_connected(device.device_id)
             and not self._rounds.grants.may_train(device.device_id)
         ]
+
+    def unready(self, node_ids: Sequence[int]) -> list[str]:
+        """The devices of some nodes that may train, but are not ready: they train, restart or are not connected."""
+        nodes = self.paired(node_ids).nodes
+        ready = {device.device_id for device in self._ready(nodes)}
+        return sorted(each for each in nodes if each not in ready and not self._operator.overrides_of(each).drained)
 
     def _offers(self, devices: Sequence[DeviceRecord], workload: str) -> list[Offer]:
         """What some devices offer for a workload; devices without a front for it are left out."""

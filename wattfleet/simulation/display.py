@@ -260,7 +260,10 @@ def _energy_words(run: Mapping[str, Any]) -> str:
     if energy is None:
         return ""
     done, asked_for = len(run["rounds"]), run["rounds_asked_for"]
-    why = "all its rounds were done" if done >= asked_for else "the rest does not suffice for another training"
+    if run["error"]:
+        why = f"it failed: {run['error']}"
+    else:  # a run without an error ends early only for its energy
+        why = "all its rounds were done" if done >= asked_for else "the rest does not suffice for another training"
     set_aside = f" and {energy_text(energy['set_aside_j'])} set aside" if energy["set_aside_j"] else ""
     return (
         f"; {energy_text(energy['spent_j'])} above idle spent{set_aside} of the energy budget of"

@@ -254,6 +254,7 @@ def _run(
         "final_accuracy": last.rounds[-1].metrics["accuracy"],
         "rounds_asked_for": last.rounds_in_run,
         "energy": None if last.energy is None else asdict(last.energy),
+        "error": last.run_error,
     }
 
 

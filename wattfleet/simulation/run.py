@@ -455,6 +455,7 @@ class SimulationProgress:
         rounds_in_run: how many rounds each run has.
         left_s: estimated seconds until the last round has ended; None if it is unknown.
         energy: what the run has spent of its energy budget; None without one.
+        run_error: why the run ended early, as its app has reported; empty if it has not, or as its energy was used up.
     """
 
     phase: str
@@ -468,6 +469,7 @@ class SimulationProgress:
     rounds_in_run: int = 0
     left_s: float | None = None
     energy: EnergyAccount | None = None
+    run_error: str = ""
 
 
 class Display(Protocol):
@@ -681,6 +683,7 @@ class Simulation:
             self._settings.rounds,
             self._forecast.left_s(now_s),
             _energy(seen.run),
+            seen.run.error,
         )
         self._display.show(snapshot)
         return snapshot

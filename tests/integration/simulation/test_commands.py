@@ -203,6 +203,7 @@ def test_the_last_line_of_a_run_states_its_errors_modes_and_watts() -> None:
         ],
         "rounds_asked_for": 2,
         "energy": None,
+        "error": "",
     }
     assert closing_line(run) == (
         "run 2: final accuracy 91.2%, median error of an epoch's seconds 2.1% over 4 trainings and of watts – over 0"
@@ -220,6 +221,8 @@ def test_the_last_line_of_a_run_states_its_errors_modes_and_watts() -> None:
         "; 7.0 kJ above idle spent and 500 J set aside of the energy budget of 8.0 kJ: it ended after 2 of 9 rounds,"
         " because the rest does not suffice for another training"
     )
+    run["error"] = "the app was stopped by signal 15"
+    assert closing_line(run).endswith("after 2 of 9 rounds, because it failed: the app was stopped by signal 15")
 
 
 def test_a_run_ends_with_its_comparison_with_the_baselines() -> None:

@@ -6,13 +6,29 @@ import math
 
 import pytest
 
+from coordinator.errors import NoDevicesError
+from coordinator.repository.repository import FleetRepository
+from coordinator.repository.writer import Writer
+from coordinator.services.orders import Orders
+from coordinator.services.planning import RoundPlanning
 from coordinator.state.fleet import Fleet
+from coordinator.state.leases import Leases
 from coordinator.state.records import RunRecord, TrainingEnergy
-from tests.fakes.small_fleet import NODES, confirm_all, end_training, restarted, small_fleet, train
+from tests.fakes.small_fleet import (
+    NANO_NODE,
+    NODES,
+    ORIN_NODE,
+    confirm_all,
+    end_training,
+    restarted,
+    small_fleet,
+    train,
+)
+from tests.fakes.stored_records import RecordingStore
 from wattfleet.core.budgets import EnergyAccount, InForce
 from wattfleet.core.errors import EnergySpentError, ImplausibleError, InvalidInputError
 from wattfleet.core.planning import RoundPlan
-from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 RUN = "with a budget"
 
@@ -221,3 +237,56 @@ def test_a_survey_takes_a_fifth_of_the_energy_at_most() -> None:
         fleet.agents.report_front(device_id, record.fronts[0].front, record.idle_w or 0.0, 0, "")
     plan = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0).planned()
     assert sum(each.set_aside_j for each in plan.assignments) <= 400.0
+
+
+def test_all_surveys_of_a_run_together_take_a_fifth_of_its_budget_at_most() -> None:
+    fleet = fleet_with(1e5)
+    for device_id in ("orin", "nano"):
+        record = fleet.agents.get(device_id)
+        fleet.agents.report_front(device_id, record.fronts[0].front, record.idle_w or 0.0, 0, "")
+    surveys = 0
+    for _ in range(30):
+        plan = fleet.flower.request_measuring(RUN, NODES, 1.0, 50, 20.0).planned()
+        if not plan.assignments:
+            break
+        fleet.flower.accept_measuring(RUN, plan)
+        surveys += 1
+        for each in plan.assignments:  # their apps fail, and report nothing
+            train(fleet, each.device_id)
+            end_training(fleet, each.device_id)
+    assert surveys > 1
+    assert 0.1e5 < account_of(fleet).spent_j <= 0.2e5
+
+
+@pytest.mark.parametrize(("before_j", "after_j"), [(1e5, None), (None, 1e5)])
+def test_a_run_keeps_having_an_energy_budget_or_none(before_j: float | None, after_j: float | None) -> None:
+    fleet = small_fleet()
+    fleet.flower.start_run(RUN, "FedAvg", 3, energy_budget_j=before_j)
+    before = fleet.flower.energy.of(RUN)
+    with pytest.raises(InvalidInputError, match="keep energy_budget as it was, or start a new run"):
+        fleet.flower.start_run(RUN, "FedAvg", 3, energy_budget_j=after_j)
+    assert fleet.flower.energy.of(RUN) == before
+
+
+@pytest.mark.parametrize("is_restarting", [False, True])
+async def test_a_run_waits_a_while_for_reports_and_devices_before_it_ends(is_restarting: bool) -> None:
+    now_s = 1_000.0
+    fleet, writer = fleet_with(1_200.0, rounds=9), Writer(RecordingStore())
+    planning = RoundPlanning(FleetRepository(fleet, writer), Leases(now_s), Orders(fleet), lambda: now_s)
+    if is_restarting:
+        fleet.agents.report_state("nano", DeviceState.PROFILING, 50, "")
+        fleet.flower.start_run(RUN, "FedAvg", 9, energy_budget_j=50.0)
+        nodes, number, why = NODES, 1, "nano may get ready, and need less"
+    else:
+        record = await planning.plan(RUN, 1, [ORIN_NODE], 1.0)
+        train(fleet, "orin")
+        fleet.flower.start_run(RUN, "FedAvg", 9, energy_budget_j=set_aside_j(record.plan) + 10.0)
+        nodes, number, why = [NANO_NODE], 2, "orin may still train"
+    for waited_s in (0.0, 50.0):
+        now_s = 1_000.0 + waited_s
+        with pytest.raises(NoDevicesError, match=f"waiting for 60 s at most: {why}"):
+            await planning.plan(RUN, number, nodes, 1.0)
+    now_s = 1_061.0
+    with pytest.raises(EnergySpentError):
+        await planning.plan(RUN, number, nodes, 1.0)
+    await writer.close()

@@ -53,6 +53,14 @@ def test_a_report_of_more_than_was_set_aside_counts_in_full() -> None:
     assert account.set_aside(10.0).reported(10.0, 30.0).left_j == 0.0
 
 
+def test_an_overspent_account_has_what_is_left_and_no_more() -> None:
+    account = EnergyAccount(100.0, 100.5)
+    assert account.left_j == 0.0
+    assert account.has(0.0) and not account.has(0.1)
+    with pytest.raises(EnergySpentError, match="raise energy_budget to at least 111 J"):
+        account.set_aside(10.0)
+
+
 class AccountsKeepEveryJoule(RuleBasedStateMachine):
     """Trainings begin, report late or never, and the account is loaded again, as after a kill."""
 

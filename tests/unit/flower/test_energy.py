@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
 from tests.fakes.flower_in_process import KNOWN, ZERO, GridOfNodes, PlannerStub, StatusError, nodes_of
 from wattfleet.core.errors import InvalidInputError
@@ -81,7 +81,14 @@ def test_a_budget_that_is_no_energy_is_refused_at_once(budget: Any) -> None:
         PowerAware(FedAvg(), PlannerStub(), energy_budget=budget)
 
 
-@pytest.mark.parametrize("options", [{"wrapped": FedBuff(buffer_size=2)}, {"on_coordinator_away": "unplanned"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"wrapped": FedBuff(buffer_size=2)},
+        {"wrapped": DifferentialPrivacyServerSideFixedClipping(FedBuff(1), 0.0, 1.0, 1)},
+        {"on_coordinator_away": "unplanned"},
+    ],
+)
 def test_a_budget_needs_rounds_that_are_all_planned(options: dict[str, Any]) -> None:
     wrapped = options.pop("wrapped", None) or FedAvg()
     with pytest.raises(InvalidInputError, match="an energy budget needs rounds that are all planned"):

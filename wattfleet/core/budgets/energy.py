@@ -93,7 +93,7 @@ class EnergyAccount:
 
     def has(self, joules: float) -> bool:
         """Whether so many joules may still be set aside."""
-        return self.spent_j + self.set_aside_j + joules <= self.budget_j * (1 + _ROUNDING)
+        return joules <= self.left_j + _ROUNDING * self.budget_j
 
     def set_aside(self, joules: float) -> EnergyAccount:
         """The account after joules were set aside for trainings.
@@ -102,7 +102,10 @@ class EnergyAccount:
             EnergySpentError: so many are not left.
         """
         if not self.has(joules):
-            raise EnergySpentError(f"{joules:.0f} J are wanted, and {self.left_j:.0f} J are left")
+            raise EnergySpentError(
+                f"{joules:.0f} J are wanted, and {self.left_j:.0f} J are left: raise energy_budget to at least"
+                f" {math.ceil(self.spent_j + self.set_aside_j + joules)} J"
+            )
         return replace(self, set_aside_j=self.set_aside_j + joules)
 
     def reported(self, set_aside_j: float, spent_j: float) -> EnergyAccount:

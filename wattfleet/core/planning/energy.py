@@ -45,6 +45,7 @@ class EnergyLimit:
     Attributes:
         left_j: joules that may be set aside for the round.
         rounds_left: number of rounds that the energy should last for, this one included; 0 if it is unknown.
+        used_j: joules of the budget that are spent or set aside.
 
     Raises:
         InvalidInputError: the joules are negative or not finite, or the number of rounds is negative.
@@ -52,6 +53,7 @@ class EnergyLimit:
 
     left_j: float
     rounds_left: int = 0
+    used_j: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.left_j) and self.left_j >= 0):
@@ -88,11 +90,13 @@ class TrainingCosts:
         expected_j: `[m]` joules at the medians of time and power.
         longest_s: `[m]` seconds for which energy is set aside.
         set_aside_j: `[m]` joules that are set aside.
+        least: `[n]` each device's step with the least expected joules, the fastest of several; -1 if it has no step.
     """
 
     expected_j: Values
     longest_s: Values
     set_aside_j: Values
+    least: Indices
 
     @classmethod
     def of(cls, offers: Sequence[Offer], fronts: FrontTable, epochs: float | Values) -> TrainingCosts:
@@ -112,11 +116,12 @@ class TrainingCosts:
         idle_w, warmup_s = np.repeat(fronts.idle_w, fronts.sizes)[kept], fronts.warmup_s[kept]
         high_s = each_epochs * median_s * np.exp(normal_quantile(SET_ASIDE_QUANTILE) * log_sd) + warmup_s
         longest_s = _TIME_FACTOR * high_s + _EXTRA_S
-        return cls(
-            expected_j=np.maximum(power_w - idle_w, 0.0) * (each_epochs * median_s + warmup_s),
-            longest_s=longest_s,
-            set_aside_j=fronts.extra_w[kept] * longest_s,
-        )
+        expected_j = np.maximum(power_w - idle_w, 0.0) * (each_epochs * median_s + warmup_s)
+        owner = np.repeat(np.arange(len(fronts.sizes)), fronts.sizes)[kept]
+        owners, first = np.unique(owner, return_index=True)
+        least = np.full(len(fronts.sizes), -1, dtype=np.intp)
+        least[owners] = np.lexsort((expected_j, owner))[first]
+        return cls(expected_j, longest_s, fronts.extra_w[kept] * longest_s, least)
 
 
 def granted_s(longest_s: float) -> float:
@@ -128,29 +133,29 @@ def granted_s(longest_s: float) -> float:
     return longest_s - _PARKING_S
 
 
-def without_waste(fronts: FrontTable, offers: Sequence[Offer], headroom: Headroom, epochs: float) -> FrontTable:
-    """The fronts without modes that take both more time and more energy than another mode of their device.
+def without_waste(allocation: Allocation, curves: Curves, costs: TrainingCosts, headroom: Headroom) -> Allocation:
+    """A round whose devices use no mode that takes more time and more energy than another, as far as the watts allow.
 
-    Only modes that the supplies could power for one device alone are compared: a slower mode may be the only possible
-    one.
+    If the watts that are left suffice for some of these devices only, most of them change to a faster mode.
 
     Args:
-        fronts: the fronts of the devices.
-        offers: the devices.
+        allocation: the devices and their steps.
+        curves: power curves of all devices.
+        costs: the energy at their steps.
         headroom: headroom of the supplies.
-        epochs: local epochs of a training.
     """
-    owner = np.repeat(np.arange(len(fronts.sizes)), fronts.sizes)
-    everywhere = replace(fronts, is_allowed=np.ones_like(fronts.is_allowed))
-    expected_j = TrainingCosts.of(offers, everywhere, epochs).expected_j
-    is_possible = fronts.is_allowed & (fronts.extra_w <= headroom.single_device_w[owner])
-    expected_j = np.where(is_possible, expected_j, np.inf)
-    begins = np.cumsum(fronts.sizes) - fronts.sizes
-    least_j = np.minimum.reduceat(expected_j, begins)
-    index = np.arange(len(owner))
-    first_least = np.minimum.reduceat(np.where(expected_j == least_j[owner], index, len(index)), begins)
-    is_kept = (index <= first_least[owner]) | ~np.isfinite(least_j)[owner]
-    return replace(fronts, is_allowed=fronts.is_allowed & is_kept)
+    step = allocation.step
+    chosen = np.flatnonzero(step >= 0)
+    wasteful = chosen[costs.least[chosen] < step[chosen]]
+    if not len(wasteful):
+        return allocation
+    more_w = np.full(len(curves), np.inf)
+    more_w[wasteful] = curves.extra_w[costs.least[wasteful]] - curves.extra_w[step[wasteful]]
+    left_w = headroom.spare_w - headroom.drawn_w(curves.extra_at(step), chosen)
+    changed = replace(headroom, spare_w=left_w).largest_set(more_w)
+    step = step.copy()
+    step[changed] = costs.least[changed]
+    return Allocation(min(allocation.limit_s, float(curves.time_s[step[chosen]].max())), step)
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,7 @@ def fit(
     energy: EnergyLimit,
     priority: Mask,
     eligible: Mask,
+    deadline_s: float | None = None,
 ) -> Fitted:
     """Bring a round within the energy that it may use: first in slower modes, and then with fewer devices.
 
@@ -188,33 +194,52 @@ def fit(
         energy: what is left.
         priority: `[n]` devices that are dropped last.
         eligible: `[n]` devices of which one may train alone.
+        deadline_s: seconds within which all trainings end; None without a deadline.
 
     Raises:
         EnergySpentError: no device can train with what is left; the text states how many joules would be needed.
     """
+    if not energy.left_j:
+        raise EnergySpentError("nothing of the energy budget is left: raise energy_budget")
+    allocation = without_waste(allocation, curves, costs, headroom)
     chosen = np.flatnonzero(allocation.step >= 0)
     nobody = np.zeros(len(curves), dtype=np.bool_)
     step, limit_s = allocation.step, allocation.limit_s
+    longest_s = math.inf if deadline_s is None else max(deadline_s, limit_s)
     if energy.allows(costs, step[chosen]):
         return Fitted(allocation, nobody)
-    slowest_s = float(curves.time_s[curves.start[chosen + 1] - 1].max())
+    slowest_s = min(float(curves.time_s[curves.start[chosen + 1] - 1].max()), longest_s)
     if slowest_s > limit_s:
         for longer_s in np.geomspace(limit_s, slowest_s * (1 + _CLOSE), _SLOWER_LIMITS):
-            limit_s = float(longer_s)
-            step = np.where(allocation.step >= 0, curves.steps_within(limit_s), -1)
+            limit_s = min(float(longer_s), longest_s)
+            slower = Allocation(limit_s, np.where(allocation.step >= 0, curves.steps_within(limit_s), -1))
+            slower = without_waste(slower, curves, costs, headroom)
+            step = slower.step
             if energy.allows(costs, step[chosen]):
-                return Fitted(Allocation(limit_s, step), nobody)
-    order = chosen[np.lexsort((costs.set_aside_j[step[chosen]], ~priority[chosen]))]
-    fits = np.cumsum(costs.expected_j[step[order]]) <= energy.share_j * (1 + _CLOSE)
-    fits &= np.cumsum(costs.set_aside_j[step[order]]) <= energy.left_j
-    kept = order[fits]
+                return Fitted(slower, nobody)
+    # Fewer devices leave watts for modes that take less energy. If these watts do not suffice, the slower modes stay.
+    frugal = np.minimum(step, costs.least)
+    kept = _affordable(frugal, costs, energy, priority)
+    if headroom.can_supply(curves.extra_at(frugal), np.isin(np.arange(len(curves)), kept)):
+        step = frugal
+    else:
+        kept = _affordable(step, costs, energy, priority)
     if not len(kept):
-        return _least(allocation, curves, costs, headroom, energy, eligible)
+        return _least(allocation, curves, costs, headroom, energy, eligible, longest_s)
     fitted = np.full_like(step, -1)
     fitted[kept] = step[kept]
     dropped = nobody.copy()
     dropped[np.setdiff1d(chosen, kept)] = True
     return Fitted(Allocation(float(curves.time_s[step[kept]].max()), fitted), dropped)
+
+
+def _affordable(step: Indices, costs: TrainingCosts, energy: EnergyLimit, priority: Mask) -> Indices:
+    """The devices that the energy suffices for, those with priority first, each group by joules set aside."""
+    chosen = np.flatnonzero(step >= 0)
+    order = chosen[np.lexsort((costs.set_aside_j[step[chosen]], ~priority[chosen]))]
+    fits = np.cumsum(costs.expected_j[step[order]]) <= energy.share_j * (1 + _CLOSE)
+    fits &= np.cumsum(costs.set_aside_j[step[order]]) <= energy.left_j
+    return np.asarray(order[fits])
 
 
 def _least(
@@ -224,16 +249,18 @@ def _least(
     headroom: Headroom,
     energy: EnergyLimit,
     eligible: Mask,
+    longest_s: float,
 ) -> Fitted:
     """The round of the single device for which the fewest joules, or hardly more, have to be set aside."""
     owner = np.repeat(np.arange(len(curves)), np.diff(curves.start))
-    is_possible = eligible[owner] & (curves.extra_w <= headroom.single_device_w[owner])
+    is_possible = eligible[owner] & (curves.extra_w <= headroom.single_device_w[owner]) & (curves.time_s <= longest_s)
     set_aside_j = np.where(is_possible, costs.set_aside_j, np.inf)
     best = int(np.argmin(set_aside_j))
     if set_aside_j[best] > energy.left_j:
         raise EnergySpentError(
             f"{energy.left_j:.0f} J of the energy budget are left, and the training that takes the least needs"
-            f" {math.ceil(float(set_aside_j[best]))} J"
+            f" {math.ceil(float(set_aside_j[best]))} J: raise energy_budget to at least"
+            f" {math.ceil(energy.used_j + float(set_aside_j[best]))} J"
         )
     # The mode with the very least energy may take several times as long.
     alike = set_aside_j <= min(_HARDLY_MORE * set_aside_j[best], energy.left_j)

@@ -26,7 +26,7 @@ from wattfleet.core.planning.curves import (
     min_makespan,
     min_power_w,
 )
-from wattfleet.core.planning.energy import EnergyLimit, Fitted, TrainingCosts, fit, without_waste
+from wattfleet.core.planning.energy import EnergyLimit, Fitted, TrainingCosts, fit
 from wattfleet.core.planning.epoch_choice import EpochChoice, require_epochs
 from wattfleet.core.planning.history import History
 from wattfleet.core.planning.policies.policy import PlanningContext, Policy, SelectionRequest, any_devices
@@ -367,8 +367,6 @@ def plan_round(
         is_candidate = np.array([offer.device_id not in left_out for offer in offers], dtype=np.bool_)
         candidates = [offer for offer in offers if offer.device_id not in left_out]
         fronts, own_headroom = FrontTable.of(candidates), headroom.of(is_candidate)
-        if energy is not None:
-            fronts = without_waste(fronts, candidates, own_headroom, choice.fewest)
         return PlanningContext(
             server_round, candidates, fronts, choice, own_headroom, history, selection.over_selection, energy
         )
@@ -388,7 +386,7 @@ def plan_round(
     if energy is not None and costs is not None:
         # If no requested device can train, any other may do so alone, unless it would miss the deadline.
         able = request.eligible if request.deadline_s is not None else np.ones_like(request.eligible)
-        fitted = fit(allocation, curves, costs, context.headroom, energy, request.priority, able)
+        fitted = fit(allocation, curves, costs, context.headroom, energy, request.priority, able, request.deadline_s)
         allocation, request = fitted.allocation, _without_dropped(request, fitted, energy)
     selected = np.flatnonzero(allocation.step >= 0)
     extra_w = {candidates[k].device_id: float(curves.extra_w[allocation.step[k]]) for k in selected}

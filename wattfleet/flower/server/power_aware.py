@@ -139,13 +139,18 @@ def _without_sampling() -> Iterator[None]:
 _CLIPS_ON_DEVICES = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPrivacyClientSideFixedClipping)
 
 
+def plans_each_training(strategy: Strategy) -> bool:
+    """Whether a strategy, or one that it wraps, is FedBuff, which has no rounds that are planned as a whole."""
+    return any(isinstance(layer, FedBuff) for layer in layers(strategy))
+
+
 def require_combinable(strategy: Strategy, quorum: Quorum | None, epochs: EpochChoice) -> None:
     """Make sure that a strategy can be used with a quorum and with a choice of epochs.
 
     Raises:
         InvalidInputError: it cannot.
     """
-    is_fedbuff = any(isinstance(layer, FedBuff) for layer in layers(strategy))
+    is_fedbuff = plans_each_training(strategy)
     if quorum is not None and is_fedbuff:
         raise InvalidInputError(
             "FedBuff never waits for all devices, so it has no quorum: leave the quorum out, or set buffer_size"
@@ -315,7 +320,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         epochs = local_epochs if isinstance(local_epochs, EpochChoice) else EpochChoice.fixed(local_epochs)
         require_combinable(strategy, quorum, epochs)
         budget_j = None if energy_budget is None else joules_of("energy_budget", energy_budget)
-        if budget_j is not None and (isinstance(strategy, FedBuff) or on_coordinator_away == "unplanned"):
+        if budget_j is not None and (plans_each_training(strategy) or on_coordinator_away == "unplanned"):
             raise InvalidInputError(
                 "an energy budget needs rounds that are all planned: leave energy_budget out, or use a strategy other"
                 ' than FedBuff and on_coordinator_away="wait" or "stop"'

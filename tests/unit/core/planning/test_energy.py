@@ -23,7 +23,7 @@ from wattfleet.core.planning import (
     RoundPlan,
     plan_round,
 )
-from wattfleet.core.planning.policies import AllDevices, FastestK, Policy, Progress
+from wattfleet.core.planning.policies import AllDevices, Deadline, FastestK, Policy, Progress
 
 Z_WATTS, Z_SECONDS = NormalDist().inv_cdf(0.95), NormalDist().inv_cdf(0.95)
 
@@ -72,14 +72,15 @@ def test_a_round_sets_its_95_percent_aside_and_never_more_than_is_left(
 
 
 @given(fleets(power_log_sd=0.1), st.sampled_from(POLICIES))
-def test_energy_that_is_not_scarce_still_excludes_only_wasteful_modes(fleet: Fleet, policy: Policy) -> None:
+def test_energy_that_is_not_scarce_lets_the_same_devices_train_as_fast(fleet: Fleet, policy: Policy) -> None:
     try:
         plain = plan_round(fleet.offers, policy, fleet.allowance, 1.0, 1)
     except (InfeasibleBudgetError, NoCandidatesError):
         return
     plan = planned(fleet, policy, 1e9, 1)
     assert plain.set_aside_j is None
-    assert len(plan.assignments) <= len(plain.assignments)
+    assert [each.device_id for each in plan.assignments] == [each.device_id for each in plain.assignments]
+    assert plan.duration_s <= plain.duration_s
     assert plan.set_aside_j is not None
 
 
@@ -112,7 +113,10 @@ def test_a_share_too_small_for_any_device_lets_the_cheapest_train_alone() -> Non
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_energy_for_no_device_is_an_error_that_states_what_is_needed(policy: Policy) -> None:
-    with pytest.raises(EnergySpentError, match="100 J of the energy budget are left, .* the least needs 148 J"):
+    with pytest.raises(
+        EnergySpentError,
+        match="100 J of the energy budget are left, .* the least needs 148 J: raise energy_budget to at least 148 J",
+    ):
         planned(TWO, policy, 100.0, 3)
 
 
@@ -135,6 +139,27 @@ def test_a_mode_is_used_however_wasteful_if_the_watts_allow_no_other() -> None:
     fleet = Fleet([Offer("a", front((10.0, 10.0), (100.0, 9.0)), 2.0)], site(9.5))
     [assigned] = planned(fleet, AllDevices(), 1e4).assignments
     assert assigned.epoch_s == 100.0
+
+
+def test_a_wasteful_mode_is_used_if_fewer_devices_could_train_otherwise() -> None:
+    fleet = Fleet([Offer(name, front((10.0, 20.0), (19.0, 12.0)), 2.0) for name in "ab"], site(25.0))
+    assert [each.epoch_s for each in planned(fleet, AllDevices(), 1e6, 5).assignments] == [19.0, 19.0]
+
+
+def test_no_training_is_slowed_down_beyond_the_deadline() -> None:
+    fleet = Fleet([Offer(name, front((10.0, 22.0), (40.0, 4.0)), 2.0) for name in "ab"], site(100.0))
+    for left_j in (1_000.0, 600.0, 540.0):
+        plan = planned(fleet, Deadline(15.0), left_j, 2)
+        assert plan.assignments and {each.epoch_s for each in plan.assignments} == {10.0}
+    with pytest.raises(EnergySpentError, match="needs 520 J"):
+        planned(fleet, Deadline(15.0), 200.0, 2)
+
+
+def test_nothing_is_planned_once_nothing_is_left() -> None:
+    free = Fleet([Offer("a", front((10.0, 2.0)), 2.0)], site(100.0))  # it draws no more than while idle
+    assert planned(free, AllDevices(), 1.0).assignments
+    with pytest.raises(EnergySpentError, match="nothing of the energy budget is left: raise energy_budget"):
+        planned(free, AllDevices(), 0.0)
 
 
 # --- Progress ---------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 from wattfleet.core.errors import InvalidInputError
-from wattfleet.core.planning.curves import Curves, Headroom, Indices, Mask, Offer, Values, min_makespan
-from wattfleet.core.planning.energy import EnergyLimit, TrainingCosts
+from wattfleet.core.planning.curves import Allocation, Curves, Headroom, Indices, Mask, Offer, Values, min_makespan
+from wattfleet.core.planning.energy import EnergyLimit, TrainingCosts, without_waste
 from wattfleet.core.planning.history import History
 from wattfleet.core.planning.policies.policy import (
     PlanningContext,
@@ -447,13 +447,22 @@ class FrugalSearch:
         first_s, last_s = float(curves.time_s.min()) * (1 + 1e-9), float(curves.time_s.max())
         tries = _LIMITS_SMALL_FLEET if len(self._worth) <= _SMALL_FLEET else _LIMITS
         for limit_s in map(float, np.geomspace(first_s, last_s, tries)):
-            if (chosen := self._chosen(level, limit_s)) is not None:
-                yield _FrugalSet(self._value(chosen, limit_s), limit_s, chosen)
+            slowest = curves.steps_within(limit_s)
+            frugal = np.minimum(slowest, self._costs[level].least)
+            # Few watts may allow more devices in modes that take more energy.
+            for step in [frugal] if (frugal == slowest).all() else [frugal, slowest]:
+                if (chosen := self._chosen(level, limit_s, step)) is not None:
+                    yield _FrugalSet(self._value(chosen, limit_s), limit_s, chosen)
 
-    def _chosen(self, level: int, limit_s: float) -> Indices | None:
-        """`[n]` a set by worth per watt and then by worth per joule, as in `ScoredSet`; None if it is empty."""
+    def _chosen(self, level: int, limit_s: float, step: Indices) -> Indices | None:
+        """`[n]` a set by worth per watt and then by worth per joule, as in `ScoredSet`; None if it is empty.
+
+        Args:
+            level: index of the local epochs.
+            limit_s: seconds of the round's training.
+            step: `[n]` step of each device that trains.
+        """
         curves, headroom = self._curves[level], self._context.headroom
-        step = curves.steps_within(limit_s)
         extra_w = curves.extra_at(step)
         carried = np.flatnonzero(greedy_by_utility_per_watt(extra_w, self._worth, headroom).chosen)
         if not len(carried):
@@ -485,8 +494,13 @@ class FrugalSearch:
         if not len(chosen) or len(chosen) > self._places:
             return 0.0
         option = int(level[chosen].max())
-        step = self._curves[option].steps_within(limit_s)[chosen]
-        if (step < self._curves[option].start[chosen]).any() or not self._energy.allows(self._costs[option], step):
+        curves, costs = self._curves[option], self._costs[option]
+        slowest = curves.steps_within(limit_s)
+        if (slowest < curves.start[:-1])[chosen].any():
+            return 0.0
+        round_ = Allocation(limit_s, np.where(level >= 0, slowest, -1))
+        step = without_waste(round_, curves, costs, self._context.headroom).step[chosen]
+        if not self._energy.allows(costs, step):
             return 0.0
         progress = self._search.progress(level)
         if self._energy.rounds_left:
@@ -637,7 +651,8 @@ def _is_affordable(context: PlanningContext, request: SelectionRequest, energy: 
     if allocation is None:
         return False
     costs = TrainingCosts.of(context.offers, context.fronts, epochs)
-    return energy.allows(costs, allocation.step[allocation.step >= 0])
+    step = without_waste(allocation, curves, costs, context.headroom).step
+    return energy.allows(costs, step[step >= 0])
 
 
 def _due(context: PlanningContext, best: Mask) -> Mask:
