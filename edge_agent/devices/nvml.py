@@ -223,27 +223,28 @@ class PowerLimits:
         return {_knob(uuid): str(held_mw) for uuid, held_mw in self._held().items()}
 
     def require_restorable(self, knobs: Mapping[str, str]) -> None:
-        """Check that these are limits of GPUs. Some of the GPUs may be missing, and others may be new.
+        """Check that limits are those of these GPUs; they may also be of GPUs that are missing now.
 
         Raises:
             InvalidInputError: they are not.
         """
-        if not knobs or not all(_KNOB.fullmatch(name) and value.isdecimal() for name, value in knobs.items()):
-            present = ", ".join(sorted(_knob(uuid) for uuid in self._gpus))
-            raise InvalidInputError(f"cannot restore the power limits {dict(knobs)}: this machine has {present}")
+        present = {_knob(uuid) for uuid in self._gpus}
+        is_limit = all(_KNOB.fullmatch(name) and value.isdecimal() for name, value in knobs.items())
+        if not is_limit or not present <= set(knobs):
+            raise InvalidInputError(
+                f"cannot restore the power limits {dict(knobs)}: this machine has {', '.join(sorted(present))}"
+            )
 
     def restore(self, knobs: Mapping[str, str]) -> None:
         """Restore limits that `knobs` returned. If one fails, or a GPU is missing, the others are still restored.
 
         Raises:
-            InvalidInputError: they are no limits of GPUs.
+            InvalidInputError: they are not those of these GPUs.
             GpuLimitError: a limit was refused, another one was read back, or a GPU is missing.
         """
         self.require_restorable(knobs)
         failed = []
         for uuid, name in zip(self._gpus, self._names, strict=True):
-            if _knob(uuid) not in knobs:
-                continue  # new, so its limit was never changed
             wanted_mw = int(knobs[_knob(uuid)])
             try:
                 if self._held_by(uuid) == wanted_mw:
