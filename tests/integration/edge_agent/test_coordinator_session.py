@@ -176,7 +176,7 @@ def test_reports_arrive_in_order_and_are_acknowledged(outbox: Outbox) -> None:
     run(body)
 
 
-def test_a_counted_training_that_is_stopped_before_it_began_is_reported_with_0_joules(outbox: Outbox) -> None:
+def test_a_counted_training_stopped_before_it_began_is_reported_with_0_joules(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator()
         async with session_with(coordinator, outbox) as (session, _):
