@@ -138,7 +138,7 @@ def mean_power_w(trace: PowerTrace, begun_s: float, ended_s: float) -> float | N
 
 @dataclass(frozen=True)
 class Drawn:
-    """The energy of a training, from the change to its mode until the board was parked.
+    """The energy of a training, from when its mode was set until the board was parked.
 
     Attributes:
         energy_j: joules that the board has drawn, its idle power included.
@@ -323,13 +323,9 @@ class TrainingRunner:
         self.abandon()
         self.drawn = None
         self._granted(power_limit_w)
-        metered_from_s, meter = self._device.clock.now_s(), self._device.start_meter()
-        try:
-            self._apply(mode, trained)
-            app = self._device.begin_training(trained.paced)
-        except BaseException:
-            meter.stop()
-            raise
+        self._apply(mode, trained)
+        app = self._device.begin_training(trained.paced)
+        metered_from_s = self._device.clock.now_s()
         self._running = _Running(
             trained,
             mode,
@@ -337,7 +333,7 @@ class TrainingRunner:
             power_limit_w,
             app,
             _Undisturbed(self._device.clock.now_s()),
-            meter,
+            self._device.start_meter(),
             metered_from_s,
             shared=self._sharing(),
             measuring=measuring,

@@ -102,7 +102,7 @@ def _planning() -> dict[str, Message]:
     of_node = planning_pb2.NodeResult(node_id=KNOWN_NODES[0], result=result)
     return {
         "StartRun": planning_pb2.StartRunRequest(
-            run_id=RUN,
+            run_id="another",  # an existing run keeps being without an energy budget
             strategy="FedAvg",
             rounds=100,
             workload=WORKLOAD,

@@ -323,7 +323,7 @@ class TrainingEnergy(_message.Message):
     energy_j: _builtins.float
     """that the board has drawn, its idle power included"""
     lasted_s: _builtins.float
-    """from the change to the training's mode until the board was parked"""
+    """from when the training's mode was set until the board was parked"""
     def __init__(
         self,
         *,

@@ -269,8 +269,7 @@ def test_a_rounds_power_needs_more_read_samples_than_missing_ones(
     monkeypatch.setattr(
         RealTimeBoard.Meter,
         "read",
-        # The meter starts a second before the training: this is how long the mode takes.
-        lambda meter: PowerTrace(meter.begin_s + 1.0 + np.array(at_s), np.array(shown_w) * 1e3),
+        lambda meter: PowerTrace(meter.begin_s + np.array(at_s), np.array(shown_w) * 1e3),
     )
     watch.start(TRAINED, MODE, epochs=1, power_limit_w=30)
     board.clock.sleep_s(10)
@@ -323,7 +322,7 @@ def test_the_watts_of_a_training_are_told_before_its_mode_is_applied() -> None:
 
 
 @pytest.mark.parametrize("end", [TrainingRunner.abandon, TrainingRunner.finish])
-def test_the_energy_counts_from_the_change_of_the_mode_until_the_board_is_parked(
+def test_the_energy_counts_from_the_set_mode_until_the_board_is_parked(
     end: Callable[[TrainingRunner], object],
 ) -> None:
     board = RealTimeBoard()
@@ -333,8 +332,8 @@ def test_the_energy_counts_from_the_change_of_the_mode_until_the_board_is_parked
     board.clock.sleep_s(10)
     end(watch)
     assert watch.drawn is not None
-    assert watch.drawn.lasted_s == pytest.approx(12.0), "each change of the mode takes a second"
-    assert watch.drawn.energy_j == pytest.approx(144.0)
+    assert watch.drawn.lasted_s == pytest.approx(11.0), "a change of the mode takes a second"
+    assert watch.drawn.energy_j == pytest.approx(132.0)
 
 
 def test_the_energy_is_unknown_if_the_board_was_not_parked(monkeypatch: pytest.MonkeyPatch) -> None:
