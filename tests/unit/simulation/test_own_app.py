@@ -317,9 +317,11 @@ def test_a_process_that_a_client_leaves_behind_does_not_delay_its_answer(setting
     client, ended = tmp_path / "app" / "small_app" / "client_app.py", tmp_path / "ended"
     leaves = f"""    import os, time
     if not os.fork():
-        time.sleep(20)
-        open({str(ended)!r}, "w").close()
-        os._exit(0)
+        try:
+            time.sleep(20)
+            open({str(ended)!r}, "w").close()
+        finally:  # the folder is gone by then
+            os._exit(0)
 """
     client.write_text(client.read_text().replace("    data = data_of", f"{leaves}    data = data_of"))
     server = ForkServer(str(tmp_path / "app"), "small_app.client_app:app", str(tmp_path / "log"))
