@@ -536,9 +536,7 @@ class FlowerRuns:
         offers = self._offers(self._ready(nodes), workload)
         not_ready = nodes.keys() - {offer.device_id for offer in offers}
         not_ready -= self._operator.exclusion_reasons(not_ready & self._agents.devices.keys(), workload).keys()
-        predicting = not_ready & {
-            each for each in self.unpredicted(run_id, node_ids) if self._agents.is_connected(each)
-        }
+        predicting = set(filter(self._agents.is_connected, self._unpredicted(not_ready, workload)))
         excluded = self._operator.exclusion_reasons([offer.device_id for offer in offers], workload)
         offers = [offer for offer in offers if offer.device_id not in excluded]
         if survey_s is None and self.energy.of(run_id) is not None:
@@ -609,8 +607,10 @@ class FlowerRuns:
 
     def unpredicted(self, run_id: str, node_ids: Sequence[int]) -> list[str]:
         """The ready devices of the given nodes that have no front for a run's workload and gave no reason."""
-        workload = self.workload_of(run_id)
-        found = [self._agents.devices.get(device_id) for device_id in self.paired(node_ids).nodes]
+        return self._unpredicted(self.paired(node_ids).nodes, self.workload_of(run_id))
+
+    def _unpredicted(self, device_ids: Iterable[str], workload: str) -> list[str]:
+        found = [self._agents.devices.get(device_id) for device_id in device_ids]
         return [
             device.device_id
             for device in found
