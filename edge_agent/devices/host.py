@@ -23,7 +23,7 @@ from edge_agent.devices.nvml import Nvml
 from edge_agent.devices.tree import Tree
 from wattfleet.common.atomic_files import require_file_of
 from wattfleet.common.clock import Clock
-from wattfleet.common.parsing import parse_toml
+from wattfleet.common.parsing import parse_toml_table
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import ModeArray, PowerMode, Provenance, Workload, modes_to_array, nearest_mode
 from wattfleet_proto.device_state import BoardSample
@@ -156,15 +156,11 @@ def parse_host_file(content: bytes, name: str) -> HostFile:
     Raises:
         InvalidInputError: it is not such a file.
     """
+    known = [field.name for field in fields(HostFile)]
     try:
-        found = parse_toml(content).get("host")
+        found = parse_toml_table(content, "host", known, "see docs/devices.md")
     except ValueError as error:
         raise InvalidInputError(f"{name}: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidInputError(f"{name}: has no table [host]; see docs/devices.md")
-    known = [field.name for field in fields(HostFile)]
-    if unknown := set(found) - set(known):
-        raise InvalidInputError(f"{name}: unknown {', '.join(sorted(unknown))}; [host] may have {', '.join(known)}")
     for key in ("kind", "modes", "meter"):
         if not isinstance(found.get(key, ""), str):
             raise InvalidInputError(f"{name}: {key} has to be a text, not {found[key]!r}")

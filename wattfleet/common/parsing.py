@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Collection
 from datetime import datetime, timezone
 from typing import Any
 
@@ -71,6 +72,26 @@ def parse_toml(content: bytes) -> dict[str, Any]:
     except ValueError:
         # Python converts at most 4,300 digits to an integer.
         raise ValueError("an integer has too many digits") from None
+
+
+def parse_toml_table(content: bytes, table: str, known: Collection[str], hint: str) -> dict[str, Any]:
+    """Parse one table of a TOML document; see `parse_toml`.
+
+    Args:
+        content: the document.
+        table: the table's name.
+        known: the keys that it may have.
+        hint: what to do if there is no such table.
+
+    Raises:
+        ValueError: the text cannot be parsed, has no such table, or the table has an unknown key.
+    """
+    found = parse_toml(content).get(table)
+    if not isinstance(found, dict):
+        raise ValueError(f"has no table [{table}]; {hint}")
+    if unknown := set(found).difference(known):
+        raise ValueError(f"unknown {', '.join(sorted(unknown))}; [{table}] may have {', '.join(known)}")
+    return found
 
 
 def _integer(digits: str) -> int:

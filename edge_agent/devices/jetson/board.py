@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge_agent.devices.tree import Tree
-from wattfleet.common.parsing import parse_toml
+from wattfleet.common.parsing import parse_toml_table
 from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.device_state import BoardSample
 
@@ -78,15 +78,11 @@ def parse_description(content: bytes, name: str) -> BoardDescription:
     Raises:
         InvalidInputError: it is not a description.
     """
+    known = {field.name: field for field in fields(BoardDescription)}
     try:
-        found = parse_toml(content).get("board")
+        found = parse_toml_table(content, "board", known, "`wattfleet agent describe` writes one")
     except ValueError as error:
         raise InvalidInputError(f"{name}: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidInputError(f"{name}: has no table [board]; `wattfleet agent describe` writes one")
-    known = {field.name: field for field in fields(BoardDescription)}
-    if unknown := set(found) - set(known):
-        raise InvalidInputError(f"{name}: unknown {', '.join(sorted(unknown))}; [board] may have {', '.join(known)}")
     values: dict[str, Any] = {}
     for key, value in found.items():
         if (expected := _problem(str(known[key].type), value)) is not None:
