@@ -220,8 +220,6 @@ async def _run_with_device(
     settings: AgentSettings, device: Device, profiled: ProfiledWorkload, stop: asyncio.Event
 ) -> None:
     state_directory = settings.device.state_dir
-    if isinstance(device, VirtualBoard):
-        record_work(device, state_directory / WORK_FILE)
     duty_file, rows = DutyFile(state_directory), InferenceRows(state_directory)
     serving = await asyncio.to_thread(_simulated_serving, settings.device, device, rows)
     turns = DeviceTurns() if serving is None else serving.turns
@@ -247,6 +245,8 @@ async def _run_with_device(
     revoked = RevokedCertificates(state_directory / REVOKED_FILE)
     session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news, revoked)
     update_supernode_folder(settings)
+    if isinstance(device, VirtualBoard):
+        record_work(device, state_directory / WORK_FILE, lambda: session.grants.granted_w)
 
     def renewed() -> None:
         update_supernode_folder(settings)

@@ -307,6 +307,12 @@ class GrantKeeper:
         """Whether a granted training has not begun yet. Measuring now would make its round fail."""
         return self._held.awaits_training(self._now_s())
 
+    @property
+    def granted_w(self) -> float:
+        """The watts that the training in progress, or the one that may begin, may draw; 0 without one."""
+        in_force = self._held.in_force
+        return 0.0 if in_force is None or self._held.phase is GrantPhase.OVER else in_force.power_limit_w
+
     def begin(self, plan_id: str) -> AgentGrant:
         """Begin the training of a plan.
 

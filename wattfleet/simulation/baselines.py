@@ -382,6 +382,7 @@ def described(
     accuracy: Mapping[int, float],
     initial_accuracy: float | None,
     idle_w: Mapping[str, float],
+    site_budget_w: float = math.inf,
 ) -> dict[str, Any]:
     """Return a run in virtual time for the report.
 
@@ -391,9 +392,12 @@ def described(
         accuracy: accuracy after each round, by its number.
         initial_accuracy: accuracy before the first round.
         idle_w: watts of every board while it idles.
+        site_budget_w: see `stretches`.
     """
     devices = [sorted(device_id for device_id, spans in work.items() if spans) for _, work, _ in rounds]
-    return described_stretches(name, stretches(rounds, idle_w), devices, accuracy, initial_accuracy, idle_w)
+    return described_stretches(
+        name, stretches(rounds, idle_w, site_budget_w), devices, accuracy, initial_accuracy, idle_w
+    )
 
 
 def described_stretches(

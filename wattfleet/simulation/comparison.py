@@ -111,6 +111,7 @@ def own_way(
     initial_accuracy: float | None,
     work: Mapping[str, Sequence[DatedWork]],
     idle_w: Mapping[str, float],
+    site_budget_w: float,
     since_unix_s: float,
     until_unix_s: float,
 ) -> dict[str, Any]:
@@ -123,6 +124,7 @@ def own_way(
         initial_accuracy: accuracy before the first round.
         work: what each board did during the whole simulation, by device id.
         idle_w: watts of every board while it idles.
+        site_budget_w: the site's budget, watts.
         since_unix_s: when the run began.
         until_unix_s: when the next run began; infinite for the last one.
     """
@@ -136,7 +138,7 @@ def own_way(
     if by_round[0]:
         done.insert(0, (0, by_round[0], {}))
     accuracy = {view.round: view.metrics["accuracy"] for view in rounds if "accuracy" in view.metrics}
-    return described(THIS_RUN, done, accuracy, initial_accuracy, idle_w)
+    return described(THIS_RUN, done, accuracy, initial_accuracy, idle_w, site_budget_w)
 
 
 def _planned_modes(view: view_pb2.RoundView) -> dict[str, list[PowerMode]]:

@@ -196,7 +196,8 @@ def build_report(
             comparison = not_compared(reason)
         else:
             idle_w = {device_id: board.idle_w for device_id, board in truth.items()}
-            own = own_way(last.rounds, run["initial_accuracy"], work, idle_w, last.started_unix_s, until_unix_s)
+            began_s, budget_w = last.started_unix_s, settings.site_budget_w
+            own = own_way(last.rounds, run["initial_accuracy"], work, idle_w, budget_w, began_s, until_unix_s)
             comparison = compared(own, baselines.results(last.run_number), settings.site_budget_w)
         described.append({**run, "comparison": comparison})
     return {

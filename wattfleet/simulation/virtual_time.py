@@ -1,17 +1,21 @@
 """A fleet's rounds in the boards' own time: how long they took, and what the whole site drew meanwhile.
 
-A simulated board's clock advances only while it works. All boards of a round begin at the same time, and a round ends
-with the slowest of them; meanwhile, all others idle, or measure until then. Rounds follow each other without gaps.
+A simulated board's clock advances only while it works. All boards that train in a round begin at the same time, and the
+round ends with the slowest of them; meanwhile, all others idle, or measure until then. A board measures as soon as its
+granted watts fit beside those of the others, as the coordinator grants them. Rounds follow each other without gaps.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from edge_agent.devices.virtual.simulated import DatedWork
 from edge_agent.devices.virtual.virtual_board import WorkSpan
 from wattfleet.core.modes import PowerMode
 
@@ -58,21 +62,22 @@ class Stretch:
 
 
 def stretches(
-    rounds: Sequence[tuple[int, Work, Mapping[str, Collection[PowerMode]]]], idle_w: Mapping[str, float]
+    rounds: Sequence[tuple[int, Work, Mapping[str, Collection[PowerMode]]]],
+    idle_w: Mapping[str, float],
+    site_budget_w: float = math.inf,
 ) -> list[Stretch]:
     """Put rounds one after another.
 
     Args:
         rounds: the number of each round, what the boards did in it, and the modes planned for each device.
         idle_w: watts of every board while it idles.
+        site_budget_w: watts within which boards measure, if their work states what they were granted.
     """
+    free_w = site_budget_w - sum(idle_w.values())
     found: list[Stretch] = []
     for number, work, planned in rounds:
         begin_s = found[-1].end_s if found else 0.0
-        draws_of = {
-            device_id: list(_draws(begin_s, spans, planned.get(device_id, ()), idle_w[device_id]))
-            for device_id, spans in work.items()
-        }
+        draws_of = _draws(begin_s, work, planned, idle_w, free_w)
         ends_s = {device_id: drawn[-1].end_s for device_id, drawn in draws_of.items() if drawn}
         # The clock of a board that measures beside a round can be far ahead: on a real one, the round's end stops it.
         of_round_s = [ends_s[device_id] for device_id in ends_s.keys() & planned.keys()]
@@ -88,13 +93,72 @@ def stretches(
     return found
 
 
-def _draws(begin_s: float, spans: Sequence[WorkSpan], planned: Collection[PowerMode], idle_w: float) -> Iterator[Draw]:
-    for span in spans:
-        lasted_s = span.end_s - span.begin_s
-        if lasted_s > 0:
-            kind = TRAINING if span.mode in planned else MEASURING
-            yield Draw(begin_s, begin_s + lasted_s, span.energy_j / lasted_s - idle_w, kind)
-            begin_s += lasted_s
+def _draws(
+    begin_s: float,
+    work: Work,
+    planned: Mapping[str, Collection[PowerMode]],
+    idle_w: Mapping[str, float],
+    free_w: float,
+) -> dict[str, list[Draw]]:
+    """Return what each board drew in a round, from the round's begin on.
+
+    In this machine's time, a training ends within a moment, and its watts are granted again. In the boards' time, a
+    board that measures has to wait for them: from its grants, and not from what it drew, follows when it begins.
+    """
+    found: dict[str, list[Draw]] = {device_id: [] for device_id in work}
+    # Of each board, the periods for which it is granted the same watts without a gap.
+    granted: dict[str, list[_Granted]] = {device_id: [] for device_id in work}
+    for device_id, span in _in_order(work, planned):
+        if (lasted_s := span.end_s - span.begin_s) <= 0:
+            continue
+        own_s = found[device_id][-1].end_s if found[device_id] else begin_s
+        granted_w = span.granted_w - idle_w[device_id] if isinstance(span, DatedWork) else 0.0
+        if granted_w > 0:
+            if device_id not in planned:
+                others = [one for other, its in granted.items() if other != device_id for one in its]
+                own_s = _fits_from_s(own_s, lasted_s, others, free_w - granted_w)
+            its = granted[device_id]
+            goes_on = bool(its) and (its[-1].end_s, its[-1].watts) == (own_s, granted_w)
+            begun_s = its.pop().begin_s if goes_on else own_s
+            its.append(_Granted(begun_s, own_s + lasted_s, granted_w))
+        kind = TRAINING if span.mode in planned.get(device_id, ()) else MEASURING
+        extra_w = span.energy_j / lasted_s - idle_w[device_id]
+        found[device_id].append(Draw(own_s, own_s + lasted_s, extra_w, kind))
+    return found
+
+
+class _Granted(NamedTuple):
+    """A period in which a board may draw watts above its idle power."""
+
+    begin_s: float
+    end_s: float
+    watts: float
+
+
+def _in_order(work: Work, planned: Collection[str]) -> list[tuple[str, WorkSpan]]:
+    """Return the work of all boards: of those that train in the round first, then of others as it was granted."""
+
+    def place(one: tuple[str, WorkSpan]) -> tuple[bool, float]:
+        device_id, span = one
+        return device_id not in planned, span.ended_unix_s if isinstance(span, DatedWork) else 0.0
+
+    return sorted(((device_id, span) for device_id, spans in work.items() for span in spans), key=place)
+
+
+def _fits_from_s(earliest_s: float, lasts_s: float, others: Sequence[_Granted], others_w: float) -> float:
+    """Return from when on the grants of others take at most `others_w` for a while; if never, the earliest time."""
+    others = [one for one in others if one.end_s > earliest_s]
+    for begin_s in sorted({earliest_s, *(one.end_s for one in others)}):
+        beside = [one for one in others if one.begin_s < begin_s + lasts_s and one.end_s > begin_s]
+        # Grants only grow where one of them begins.
+        moments_s = [begin_s, *(one.begin_s for one in beside if one.begin_s > begin_s)]
+        most_w = max(sum(one.watts for one in beside if one.begin_s <= at_s < one.end_s) for at_s in moments_s)
+        if most_w <= others_w + _ROUNDING_W:
+            return begin_s
+    return earliest_s
+
+
+_ROUNDING_W = 1e-6
 
 
 @dataclass(frozen=True)

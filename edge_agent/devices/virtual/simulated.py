@@ -111,26 +111,31 @@ class SpanFile(Generic[_S]):
 
 @dataclass(frozen=True)
 class DatedWork(WorkSpan):
-    """A period of work, with its date.
+    """A period of work, with its date and the watts that the device was granted for it.
 
     Attributes:
         ended_unix_s: when it was known to have ended, in this machine's time, seconds since 1970.
+        granted_w: watts that the device might draw then; 0 without a grant.
     """
 
     ended_unix_s: float
+    granted_w: float
 
 
-def record_work(board: VirtualBoard, path: Path, unix_now_s: Callable[[], float] = unix_now_s) -> None:
+def record_work(
+    board: VirtualBoard, path: Path, granted_w: Callable[[], float], unix_now_s: Callable[[], float] = unix_now_s
+) -> None:
     """Record every period of a board's work in a file, from now on.
 
     Args:
         board: the board.
         path: the file.
+        granted_w: returns the watts that the device may draw now; 0 without a grant.
         unix_now_s: returns the seconds since 1970.
     """
     file = SpanFile(path, DatedWork)
     board.on_work = lambda work: file.append(
-        DatedWork(work.begin_s, work.end_s, work.mode, work.energy_j, unix_now_s())
+        DatedWork(work.begin_s, work.end_s, work.mode, work.energy_j, unix_now_s(), granted_w())
     )
 
 

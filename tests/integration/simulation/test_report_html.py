@@ -434,7 +434,7 @@ def test_runs_that_cannot_be_compared_say_why(
 
 
 def work(begin_s: float, end_s: float, mode: PowerMode, watts: float, ended_unix_s: float) -> DatedWork:
-    return DatedWork(begin_s, end_s, mode, watts * (end_s - begin_s), ended_unix_s)
+    return DatedWork(begin_s, end_s, mode, watts * (end_s - begin_s), ended_unix_s, granted_w=0.0)
 
 
 def planned_round(number: int, at_unix_s: float, accuracy: float, *devices: str) -> view_pb2.RoundView:
@@ -460,7 +460,7 @@ def test_a_run_counts_what_its_boards_did_before_the_first_plan_and_when_left_ou
         ],
         "b": [work(0, 5, OTHER, 10, 1014.0), work(5, 20, PLANNED, 10, 1026.0)],
     }
-    own = own_way(rounds, 0.1, done, {"a": 5.0, "b": 4.0, "idle": 1.0}, 1000.0, 1100.0)
+    own = own_way(rounds, 0.1, done, {"a": 5.0, "b": 4.0, "idle": 1.0}, 40.0, 1000.0, 1100.0)
     assert [(one["round"], one["devices"], one["end_s"]) for one in own["rounds"]] == [
         (0, ["a"], 3.0),
         (1, ["a", "b"], 11.0),
@@ -484,7 +484,7 @@ def test_a_mode_that_a_trim_has_changed_is_no_measurement() -> None:
     )
     trimmed.plan.first_planned.CopyFrom(first)
     done = {"a": [work(0, 5, OTHER, 20, 1012.0), work(5, 9, PLANNED, 10, 1013.0)]}
-    own = own_way([trimmed], 0.1, done, {"a": 5.0}, 1000.0, 1100.0)
+    own = own_way([trimmed], 0.1, done, {"a": 5.0}, 40.0, 1000.0, 1100.0)
     assert (own["measuring_s"], own["worked_s"]) == (0.0, 9.0)
 
 

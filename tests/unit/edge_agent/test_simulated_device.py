@@ -231,13 +231,14 @@ def test_its_work_is_reported_mode_by_mode_with_the_time_and_the_energy_of_each(
 
 def test_its_work_is_kept_in_a_file_with_dates_and_a_restarted_board_writes_nothing(tmp_path):
     board = SimulatedDevice("orin-nano", 3)
-    record_work(board, tmp_path / "work.jsonl", lambda: 1234.5)
+    record_work(board, tmp_path / "work.jsonl", lambda: 17.5, lambda: 1234.5)
     high = array_to_modes(board.modes[-1:])[0]
     board.run(10)
     board.restarted(1).run(10)
     board.apply(high)
     (kept,) = SpanFile(tmp_path / "work.jsonl", DatedWork).read()
     assert (kept.begin_s, kept.ended_unix_s, kept.mode) == (0.0, 1234.5, BOARDS["orin-nano"].space.highest)
+    assert kept.granted_w == 17.5
     assert kept.energy_j == pytest.approx(board.activity().energy_mj / 1e3)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.sysfs import presets_of
-from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.simulated import DatedWork, SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard, WorkSpan, step_times_s
 from edge_agent.runtime.readiness import parked_mode
 from wattfleet.core.errors import InfeasibleBudgetError
@@ -222,6 +222,29 @@ def test_boards_that_measure_beside_a_round_end_with_it() -> None:
     assert first.energy_j == pytest.approx(a_j + b_j + beside_j)
     [survey] = stretches([(0, {"idle": beside["idle"]}, {})], IDLE_W)
     assert survey.end_s == 900.0, "nobody trains meanwhile"
+
+
+def granted(begin_s: float, end_s: float, mode: PowerMode, watts: float, at_s: float, limit_w: float) -> DatedWork:
+    return DatedWork(begin_s, end_s, mode, watts * (end_s - begin_s), at_s, limit_w)
+
+
+def test_boards_measure_as_soon_as_their_granted_watts_fit() -> None:
+    # Within 40 W, 30 W can be granted above the idle power. Here, all trainings are over within a second of real time:
+    # "b" was granted what "a" no longer needed, and "idle" what "b" no longer needed.
+    work = {
+        "idle": [granted(0, 3, OTHER, 5, 1.0, 27.0), granted(3, 4, OTHER, 5, 1.1, 27.0)],
+        "b": [granted(0, 2, OTHER, 9, 0.8, 23.0), granted(2, 5, OTHER, 9, 0.9, 23.0)],
+        "a": [granted(100, 110, OWN, 25, 0.5, 26.0), granted(110, 118, OWN, 10, 0.7, 10.0)],
+    }
+    [one] = stretches([(1, work, {"a": [OWN]})], IDLE_W, 40.0)
+    periods_s = [(draw.begin_s, draw.end_s) for draw in one.draws]
+    assert periods_s == [(15.0, 18.0), (10.0, 12.0), (12.0, 15.0), (0.0, 10.0), (10.0, 18.0)]
+    watts = site_watts([one], IDLE_W)
+    site_w = [watts.idle_w + sum(both) for both in zip(*watts.extra_w.values(), strict=True)]
+    assert max(site_w) == 10 + 20
+    # What was granted beyond the budget is not hidden, nor is what a board draws beyond its grant.
+    [alone] = stretches([(1, {"b": [granted(0, 5, OTHER, 90, 0.8, 99.0)]}, {})], IDLE_W, 40.0)
+    assert (alone.begin_s, alone.end_s) == (0.0, 5.0)
 
 
 def test_other_modes_than_the_planned_one_are_measured() -> None:
