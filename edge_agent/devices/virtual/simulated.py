@@ -168,20 +168,15 @@ class SimulatedDevice(VirtualBoard):
 
     def __init__(self, board_kind: str, seed: int) -> None:
         space = board_named(board_kind).space
-        kind = board_parameters(board_kind)
         modes, offered = _modes_of(board_kind)
-        # Boards of different kinds with the same seed must deviate differently.
-        rng = np.random.default_rng([seed, zlib.crc32(board_kind.encode())])
-        self._time, self._power = _unit(kind.time, rng), _unit(kind.power, rng)
-        self._time_deviation = DeviationField(modes, kind.deviation.levels, kind.deviation.time, rng)
-        self._power_deviation = DeviationField(modes, kind.deviation.levels, kind.deviation.power, rng)
         self._seed_of_kind = (seed, zlib.crc32(board_kind.encode()))
+        self._time, self._power, self._time_deviation, self._power_deviation, noise_seed = _unit_of(board_kind, seed)
         self._inference_deviations: dict[str, tuple[DeviationField, DeviationField]] = {}
         # Idle power: the clocks keep running, but nothing is busy.
         self._idle_power = replace(
             self._power, core_busy_mw=0, gpu_busy_mw=0, gpu_stall_mw=0, mem_traffic_mw=0, mem_compute_mw=0
         )
-        super().__init__(board_kind, "simulated", modes, space.highest, int(rng.integers(2**32)), offered)
+        super().__init__(board_kind, "simulated", modes, space.highest, noise_seed, offered)
 
     def truth(
         self, modes: ModeArray, workload: Workload | None = None
@@ -248,6 +243,21 @@ def _modes_of(board_kind: str) -> tuple[ModeArray, frozenset[PowerMode]]:
     return modes, frozenset(array_to_modes(modes))
 
 
+@lru_cache(256)
+def _unit_of(board_kind: str, seed: int) -> tuple[TimeParameters, PowerParameters, DeviationField, DeviationField, int]:
+    """Return the parameters of one unit, its deviations of time and power, and the seed of its noise.
+
+    Drawing the deviations takes most of the time in which a board is opened, and runs open the same boards repeatedly.
+    """
+    kind, (modes, _) = board_parameters(board_kind), _modes_of(board_kind)
+    # Boards of different kinds with the same seed must deviate differently.
+    rng = np.random.default_rng([seed, zlib.crc32(board_kind.encode())])
+    time, power = _varied(kind.time, rng), _varied(kind.power, rng)
+    of_time = DeviationField(modes, kind.deviation.levels, kind.deviation.time, rng)
+    of_power = DeviationField(modes, kind.deviation.levels, kind.deviation.power, rng)
+    return time, power, of_time, of_power, int(rng.integers(2**32))
+
+
 def _is_inference(workload: Workload) -> bool:
     return workload.facts.task is Task.INFERENCE
 
@@ -257,7 +267,7 @@ def _settings(modes: ModeArray, workload: Workload | None) -> NDArray[np.float64
     return settings_of(modes, None if batch is None else np.full(len(modes), batch))
 
 
-def _unit(kind: _P, rng: np.random.Generator) -> _P:
+def _varied(kind: _P, rng: np.random.Generator) -> _P:
     """Return the parameters of one unit of a kind.
 
     Growth with the batch is not varied, as all batches have the same size.
