@@ -15,7 +15,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check format lint types contracts stubs lock docs licences sbom audit chaos soak worlds workloads faults process-faults flower-seams flower-apps guides page-pictures report-picture fuzz foreign-hellos test-jetson-pythons bench clean
+.PHONY: help install demo test test-all check format lint types contracts stubs compiled-tests lock docs licences sbom audit chaos soak worlds workloads faults process-faults flower-seams flower-apps guides page-pictures report-picture fuzz foreign-hellos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,20 +41,28 @@ TEST_PROCESSES ?= $(shell expr $$(nproc) + 1)
 IN_MEMORY := $(shell test -w /dev/shm && ! findmnt -no OPTIONS -T /dev/shm | grep -q noexec && \
   test "$$(df --output=avail /dev/shm | tail -1)" -gt 4000000 && echo PYTEST_DEBUG_TEMPROOT=/dev/shm)
 PYTEST := $(IN_MEMORY) OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(TEST_PROCESSES) --dist=worksteal
+# In a fresh clone, pytest compiles all tests: once beside the static checks, instead of in each test process.
+BEFORE_TESTS := @$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(STATIC) compiled-tests
 
-check: $(STATIC) ## Run the static checks and the unit tests
+check: install ## Run the static checks and the unit tests
+	$(BEFORE_TESTS)
 	$(PYTEST) tests/unit
 
 # A test that waits for real processes may fail on a busy machine: if only such tests failed, they run once more, alone.
-test: $(STATIC) ## Run the static checks and the tests, without their slow forms
+test: install ## Run the static checks and the tests, without their slow forms
+	$(BEFORE_TESTS)
 	@rm -rf .pytest_cache
 	$(PYTEST) --durations=10 || { test $$? -eq 1 && \
 	  ! grep -qE '"tests/(unit|worlds)/' .pytest_cache/v/cache/lastfailed && \
 	  echo "The tests that failed run once more, one at a time:" && $(PYTEST) --numprocesses=0 --last-failed -rfEp; }
 
-test-all: $(STATIC) ## Run every check, the slow forms too
+test-all: install ## Run every check, the slow forms too
+	$(BEFORE_TESTS)
 	$(PYTEST) --durations=10 --slow
 
+compiled-tests: install
+	@find tests -name '*-pytest-*.pyc' | grep --quiet . || \
+	  { collected=$$($(BIN)/pytest --numprocesses=0 --collect-only --quiet 2>&1) || { echo "$$collected"; false; }; }
 format: install
 	$(BIN)/ruff format --check
 lint: install
