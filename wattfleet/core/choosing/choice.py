@@ -109,9 +109,11 @@ class KnownModes:
         ms, mw, time_sd, power_sd = (column.copy() for column in columns)
         measured = np.zeros(len(modes), dtype=bool)
         if profile is not None:
-            index_of = {setting: i for i, setting in enumerate(_settings(modes, batch))}
-            measured_settings = _settings(profile.modes, None if batch is None else stated_batches(profile))
-            pairs = [(index_of[setting], j) for j, setting in enumerate(measured_settings) if setting in index_of]
+            numbers, of_rows = setting_numbers(
+                _settings(modes, batch), _settings(profile.modes, None if batch is None else stated_batches(profile))
+            )
+            index_of = {int(numbers[i]): i for i in np.flatnonzero(np.isin(numbers, of_rows))}
+            pairs = [(index_of[number], j) for j, number in enumerate(of_rows.tolist()) if number in index_of]
             at, row = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
             ms[at], mw[at] = profile.minibatch_ms[row], profile.power_mw[row]
             time_sd[at] = power_sd[at] = 0.0
@@ -175,10 +177,26 @@ class KnownModes:
         )
 
 
-def _settings(modes: ModeArray, batch: BatchArray | None) -> list[tuple[float, ...]]:
-    """Each mode, with its batch if there is one, as a tuple."""
-    rows = modes if batch is None else np.column_stack([modes, batch])
-    return [tuple(row) for row in rows.tolist()]
+def _settings(modes: ModeArray, batch: BatchArray | None) -> Values:
+    return modes if batch is None else np.column_stack([modes, batch])
+
+
+def setting_numbers(rows: Values, others: Values) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number `[n, k]` and `[m, k]` modes, or modes with batches, so that equal ones have equal numbers.
+
+    Returns:
+        `[n]` numbers of the rows, -1 for a row with a value that none of the others has; `[m]` numbers of the others.
+    """
+    known, numbers, of_others = np.ones(len(rows), bool), np.zeros(len(rows), np.int64), np.zeros(len(others), np.int64)
+    if not len(others):
+        return np.full(len(rows), -1), of_others
+    # The places of the values among those of the others, as digits.
+    for own, other in zip(rows.T, others.T, strict=True):
+        values, places = np.unique(other, return_inverse=True)
+        found = np.minimum(np.searchsorted(values, own), len(values) - 1)
+        known &= values[found] == own
+        numbers, of_others = numbers * len(values) + found, of_others * len(values) + places
+    return np.where(known, numbers, -1), of_others
 
 
 def stated_batches(profile: Profile) -> BatchArray:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.core.choosing.choice import PROBABILITY, KnownModes, WorkloadChanges, stated_batches
+from wattfleet.core.choosing.choice import PROBABILITY, KnownModes, WorkloadChanges, setting_numbers, stated_batches
 from wattfleet.core.choosing.front import pareto_front
 from wattfleet.core.choosing.joint_choice import Objective, ServingGoal
 from wattfleet.core.choosing.joint_profiling import search_within_budgets
@@ -49,6 +49,9 @@ Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 _MIN_SD = 1e-9
+# A gain is not computed where the limits are kept with less than this probability, or where the cost would have to be
+# so many standard deviations below its median: of thousands of modes under each limit, few are left.
+_UNLIKELY, _FAR_SD = 1e-12, 8.0
 # A batch that cannot be collected within the latency has no time left. Its logarithm must be finite.
 _NO_TIME_MS = 1e-9
 
@@ -110,16 +113,60 @@ class Prospects:
             best: the log costs to improve on.
             cap: largest improvement that counts; None for no cap.
         """
+        gain, promising = np.zeros(self.others_kept.shape), self.promising(best)
+        gain[promising.mode, promising.limit] = promising.gain(best, cap)
+        return gain
+
+    def promising(self, best: Values) -> Promising:
+        """The modes and limits with a chance to improve on `[b]` log costs, or on lower ones."""
+        bound = np.minimum(best, self.log_limit)
+        mode, limit = np.nonzero(
+            (self.others_kept > _UNLIKELY) & (bound + _FAR_SD * self.log_sd > self.log_cost[:, None])
+        )
+        shape = self.others_kept.shape
+        return Promising(
+            mode,
+            limit,
+            self.log_cost[mode],
+            self.log_sd[mode, 0],
+            np.broadcast_to(self.log_limit, shape)[mode, limit],
+            self.others_kept[mode, limit],
+        )
+
+
+@dataclass(frozen=True)
+class Promising:
+    """The `k` pairs of a mode and a limit for which a measurement may gain something: few of all.
+
+    Attributes:
+        mode: `[k]` index of the mode.
+        limit: `[k]` index of the limit.
+        log_cost: `[k]` as in `Prospects`, and likewise the others.
+        log_sd: `[k]`.
+        log_limit: `[k]`.
+        others_kept: `[k]`.
+    """
+
+    mode: NDArray[np.intp]
+    limit: NDArray[np.intp]
+    log_cost: Values
+    log_sd: Values
+    log_limit: Values
+    others_kept: Values
+
+    def gain(self, best: Values, cap: float | None = None) -> Values:
+        """`[k]` gains, as in `Prospects.gain`."""
+        best = best[self.limit]
         gain = self._uncapped(best)
         if cap is not None:
-            gain = gain - self._uncapped(best - cap)
+            gain -= self._uncapped(best - cap)
         return np.asarray(gain * self.others_kept)
 
     def _uncapped(self, best: Values) -> Values:
         # The improvement is counted up to the lower of the best cost and the limit. A cost below a limit that lies
         # under the best cost also saves the difference of the two.
         bound = np.minimum(best, self.log_limit)
-        margin = bound - self.log_cost[:, None]
+        margin = bound - self.log_cost
         z = margin / self.log_sd
         below = _probability(z)
         return np.asarray((best - bound + margin) * below + self.log_sd * np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
@@ -279,16 +326,18 @@ def _most_valuable(prospects: Prospects, measured: Mask, free: Mask, count: int,
     """
     log_cost, kept = prospects.log_cost, prospects.kept
     # Where no measured mode keeps the limits, a measurement improves on the worst predicted mode.
-    costs = np.where(measured[:, None] & kept, log_cost[:, None], np.inf)
-    best = np.minimum(costs.min(axis=0), log_cost.max())
+    costs = np.where(kept[measured], log_cost[measured, None], np.inf)
+    best = np.minimum(costs.min(axis=0, initial=np.inf), log_cost.max())
     # The current choice, measured or not. Measuring stops when no mode is expected to be much better.
     chosen = np.minimum(best, np.where(prospects.safe, log_cost[:, None], np.inf).min(axis=0))
     free, picks = free.copy(), []
     cap = _GAIN_CAP if measured.sum() >= _CAPPED_FROM else None
+    promising = prospects.promising(best)
     for _ in range(count):
-        if not prospects.gain(chosen)[free].max(initial=0.0) > tolerance:
+        if tolerance and not promising.gain(chosen)[free[promising.mode]].max(initial=0.0) > tolerance:
             break
-        pick = int(np.where(free, prospects.gain(best, cap).sum(axis=1), -1.0).argmax())
+        of_mode = np.bincount(promising.mode, promising.gain(best, cap), len(free))
+        pick = int(np.where(free, of_mode, -1.0).argmax())
         picks.append(pick)
         free[pick] = False
         best = np.where(kept[pick], np.minimum(best, log_cost[pick]), best)
@@ -384,8 +433,7 @@ def descending_modes(modes: Settings) -> Settings:
 
 def _among(rows: Settings, others: Settings) -> Mask:
     """`[n]` whether each of `n` modes is among `k` others; likewise with batch sizes."""
-    listed = {tuple(row) for row in others.tolist()}
-    return np.array([tuple(row) in listed for row in rows.tolist()], dtype=bool)
+    return np.isin(*setting_numbers(rows, others))
 
 
 # --- Profiling method -------------------------------------------------------------------------------------------------
