@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from itertools import accumulate
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 from coordinator.histograms import Histogram
 from coordinator.service_figures import ServiceFigures
@@ -23,6 +28,104 @@ from wattfleet.common.build_metric import build_family
 from wattfleet.core.duties import LATENCY_LIMITS_MS
 from wattfleet.core.planning import Assignment, Selection
 from wattfleet_proto.device_state import FIGURES, DeviceState
+
+# --- Exposition -------------------------------------------------------------------------------------------------------
+# The text of a scrape. Of a large fleet's, nearly all lines are those of single devices.
+
+
+class DeviceFamily(Metric):
+    """A metric family with a sample for each of many devices, whose lines are written together.
+
+    prometheus_client takes ten times as long for them, since it makes an object of each sample and of its labels.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        kind: Literal["gauge", "counter"],
+        labels: Sequence[str],
+        rows: Sequence[tuple[Sequence[str], float]],
+    ) -> None:
+        """Collect the samples.
+
+        Args:
+            name: the family's name.
+            text: its help text.
+            kind: its type.
+            labels: names of its labels.
+            rows: each sample's labels, and its value.
+        """
+        super().__init__(name, text, kind)
+        self._labels, self._rows = labels, rows
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples, for readers that know no `DeviceFamily`."""
+        return self._samples(self._rows)
+
+    @samples.setter
+    def samples(self, samples: list[Sample]) -> None:
+        """Ignore the empty list that `Metric` begins with."""
+
+    def _samples(self, rows: Sequence[tuple[Sequence[str], float]]) -> list[Sample]:
+        name = f"{self.name}_total" if self.type == "counter" else self.name
+        return [Sample(name, dict(zip(self._labels, values, strict=True)), value) for values, value in rows]
+
+    def lines(self, encode: Callable[[Collector], bytes]) -> str:
+        """Return the family as `encode` would."""
+        first = Metric(self.name, self.documentation, self.type)
+        first.samples = self._samples(self._rows[:1])
+        head = encode(_Collected([first])).decode().removesuffix("# EOF\n")
+        if not self._rows:
+            return head
+        head, _, line = head[:-1].rpartition("\n")
+        places = sorted(range(len(self._labels)), key=lambda k: self._labels[k])
+        columns: list[Sequence[str]] = [[values[k] for values, _ in self._rows] for k in places]
+        columns = [column if _NEEDS_ESCAPE.isdisjoint("".join(column)) else _escaped(column) for column in columns]
+        # Such as 'wattfleet_device_state{{board="{}",device="{}",state="{}"}} {!r}\n'.
+        labels = ",".join(f'{self._labels[k]}="{{}}"' for k in places)
+        form = f"{line[: line.index('{')]}{{{{{labels}}}}} {{}}\n".format
+        numbers = [float(value) for _, value in self._rows]
+        texts = map(repr, numbers) if math.isfinite(sum(numbers)) else map(_text_of, numbers)
+        return head + "\n" + "".join(map(form, *columns, texts))
+
+
+_NEEDS_ESCAPE = frozenset('\\\n"')
+
+
+def _escaped(values: Sequence[str]) -> list[str]:
+    return [value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"") for value in values]
+
+
+def _text_of(number: float) -> str:
+    return repr(number) if math.isfinite(number) else str(floatToGoString(number))  # type: ignore[no-untyped-call]
+
+
+class _Collected(Collector):
+    """Families that were collected before."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Return all metrics in the format that a caller accepts, and the content type of this format.
+
+    Args:
+        registry: the metrics.
+        accept: the caller's `Accept` header.
+    """
+    encode, content_type = choose_encoder(accept)
+    families = list(registry.collect())
+    of_devices = [family.lines(encode) for family in families if isinstance(family, DeviceFamily)]
+    others = encode(_Collected([family for family in families if not isinstance(family, DeviceFamily)]))
+    # The others come last, because some formats end with a mark.
+    return "".join(of_devices).encode() + others, content_type
+
 
 # --- Device families --------------------------------------------------------------------------------------------------
 # Metric families of individual devices: properties, grants, predictions and observations.
@@ -79,7 +182,7 @@ def device_families(views: Sequence[DeviceView]) -> Iterator[Metric]:
     """All families with one device per sample, of the devices that are exported individually."""
     yield from _named_families(views)
     for name, text, value in _DEVICE_GAUGES:
-        yield _device_family(GaugeMetricFamily, name, text, ((of, value(of)) for of in views))
+        yield _device_family("gauge", name, text, ((of, value(of)) for of in views))
     compared = [
         (of, of.predicted, of.observed)
         for of in views
@@ -87,13 +190,13 @@ def device_families(views: Sequence[DeviceView]) -> Iterator[Metric]:
     ]
     for name, text, of_training in _TRAINING_GAUGES:
         trained = ((of, of_training(planned, seen)) for of, planned, seen in compared)
-        yield _device_family(GaugeMetricFamily, name, text, trained)
+        yield _device_family("gauge", name, text, trained)
     sampled = [(of, sample) for of in views if (sample := of.sample) is not None]
     for reading, of_sample in FIGURES:
-        kind = CounterMetricFamily if reading.is_count else GaugeMetricFamily
+        kind: Literal["gauge", "counter"] = "counter" if reading.is_count else "gauge"
         yield _device_family(kind, reading.metric, reading.text, ((of, of_sample(sample)) for of, sample in sampled))
     yield _device_family(
-        CounterMetricFamily,
+        "counter",
         "training_energy_joules",
         "Observed joules of the device's trainings in rounds since the coordinator started",
         ((of, of.training_j) for of in views),
@@ -101,37 +204,35 @@ def device_families(views: Sequence[DeviceView]) -> Iterator[Metric]:
 
 
 def _device_family(
-    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
-    name: str,
-    text: str,
-    values: Iterable[tuple[DeviceView, float | None]],
-) -> Metric:
-    family = kind(f"wattfleet_device_{name}", text, labels=["device"])
-    for of, value in values:
-        if value is not None:
-            family.add_metric([of.record.device_id], value)
-    return family
+    kind: Literal["gauge", "counter"], name: str, text: str, values: Iterable[tuple[DeviceView, float | None]]
+) -> DeviceFamily:
+    rows = [((of.record.device_id,), value) for of, value in values if value is not None]
+    return DeviceFamily(f"wattfleet_device_{name}", text, kind, ("device",), rows)
 
 
-def _named_families(views: Sequence[DeviceView]) -> Iterator[GaugeMetricFamily]:
+def _named_families(views: Sequence[DeviceView]) -> Iterator[DeviceFamily]:
     """What each device is, and its state, in labels."""
-    info = GaugeMetricFamily(
-        "wattfleet_device_info",
-        "Always 1; the labels say what the device is. Each tag has a comma before and after it",
-        labels=["device", "board", "provenance", "site", "supply", "tags"],
-    )
-    # One sample per device, for its current state: zeros for the other states would be 50,000 samples for 10,000.
-    state = GaugeMetricFamily(
-        "wattfleet_device_state",
-        "Always 1; the label is the device's current state",
-        labels=["device", "board", "state"],
-    )
+    info, state = [], []
     for of in views:
         device, tags = of.record, ",".join(sorted({*of.site_tags, *of.operator_tags}))
-        place = [of.site or "", of.supply or "", f",{tags}," if tags else ""]
-        info.add_metric([device.device_id, device.board, device.provenance, *place], 1.0)
-        state.add_metric([device.device_id, device.board, device.state.value], 1.0)
-    yield from (info, state)
+        place = (of.site or "", of.supply or "", f",{tags}," if tags else "")
+        info.append(((device.device_id, device.board, device.provenance, *place), 1.0))
+        # One sample per device, for its current state: zeros for the others would be 50,000 samples for 10,000.
+        state.append(((device.device_id, device.board, device.state.value), 1.0))
+    yield DeviceFamily(
+        "wattfleet_device_info",
+        "Always 1; the labels say what the device is. Each tag has a comma before and after it",
+        "gauge",
+        ("device", "board", "provenance", "site", "supply", "tags"),
+        info,
+    )
+    yield DeviceFamily(
+        "wattfleet_device_state",
+        "Always 1; the label is the device's current state",
+        "gauge",
+        ("device", "board", "state"),
+        state,
+    )
 
 
 # --- Duty families ----------------------------------------------------------------------------------------------------

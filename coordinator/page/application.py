@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.exposition import gzip_accepted
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -23,6 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.metrics import exposition
 from coordinator.page.fleet_page import device, events, fleet, watts_history
 from coordinator.page.queries import Queries
 from coordinator.page.run_pages import run, runs, what_if
@@ -101,8 +102,7 @@ async def metrics(request: Request) -> Response:
 
 
 def _exposition(registry: CollectorRegistry, headers: Headers) -> Response:
-    encode, content_type = choose_encoder(headers.get("accept", ""))
-    content = encode(registry)
+    content, content_type = exposition(registry, headers.get("accept", ""))
     if not gzip_accepted(headers.get("accept-encoding", "")):
         return Response(content, media_type=content_type)
     return Response(gzip.compress(content), headers={"Content-Encoding": "gzip"}, media_type=content_type)

@@ -16,11 +16,19 @@ from typing import Protocol, cast
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from coordinator.metrics import ExposureCollector, FleetCollector, ServiceCollector, coordinator_registry
+from coordinator.metrics import (
+    DeviceFamily,
+    ExposureCollector,
+    FleetCollector,
+    ServiceCollector,
+    coordinator_registry,
+    exposition,
+)
 from coordinator.page.application import http_application
 from coordinator.page.queries import Queries
 from coordinator.service_figures import ServiceFigures
@@ -65,7 +73,7 @@ def parsed(text: str) -> Samples:
 def scraped(fleet: Fleet) -> Samples:
     registry = CollectorRegistry()
     registry.register(FleetCollector(fleet))
-    return parsed(generate_latest(registry).decode())
+    return parsed(exposition(registry, "")[0].decode())
 
 
 def of(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
@@ -95,7 +103,7 @@ def exported(fleet: Fleet) -> list[Metric]:
     registry.register(FleetCollector(fleet))
     registry.register(ExposureCollector(1))
     registry.register(ServiceCollector(figures, lambda: {"device": datetime(2027, 1, 1, tzinfo=timezone.utc)}))
-    return list(text_string_to_metric_families(generate_latest(registry).decode()))
+    return list(text_string_to_metric_families(exposition(registry, "")[0].decode()))
 
 
 def gauges(samples: Samples) -> Samples:
@@ -133,7 +141,7 @@ def test_a_round_that_goes_on_is_compared_with_its_own_prediction() -> None:
     def in_flight(fleet: Fleet, now_s: float) -> dict[tuple[str, ...], float]:
         registry = CollectorRegistry()
         registry.register(FleetCollector(fleet, now_s=lambda: now_s))
-        return of(parsed(generate_latest(registry).decode()), "wattfleet_round_in_flight_seconds")
+        return of(parsed(exposition(registry, "")[0].decode()), "wattfleet_round_in_flight_seconds")
 
     fleet = small_fleet(policy=FastestK(1))
     first = fleet.flower.plan(RUN, 1, [ORIN_NODE], 2.0)
@@ -358,6 +366,32 @@ async def scraper(registry: CollectorRegistry) -> AsyncIterator[Scrape]:
         yield scrape
 
 
+@pytest.mark.parametrize("accept", ["", "text/plain;version=1.0.0", "application/openmetrics-text;version=1.0.0"])
+def test_every_format_has_the_lines_of_the_prometheus_client(accept: str) -> None:
+    class Odd(Collector):
+        """Labels and values that are written in a way of their own."""
+
+        def collect(self) -> Iterator[Metric]:
+            rows = [(('a "b" \\ \n c', "x"), 1), (("plain", "y"), 1e30), (("z", ""), float("inf"))]
+            yield DeviceFamily("odd", 'a "text"\nof \\ two lines', "counter", ("zone", "device"), rows)
+            yield DeviceFamily("small", "tiny", "gauge", ("device",), [(("a",), 1.5e-7), (("b",), True)])
+            yield DeviceFamily("none", "nothing", "gauge", ("device",), [])
+
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(training_fleet(), now_s=lambda: 7.0))
+    registry.register(Odd())
+    encode, content_type = choose_encoder(accept)
+    found, its_type = exposition(registry, accept)
+    assert its_type == content_type
+    assert (found.endswith(b"# EOF\n"), b"# EOF" in found) == ("openmetrics" in accept, "openmetrics" in accept)
+
+    def lines(text: bytes) -> list[tuple[str, float | str]]:
+        parted = (line.rpartition(" ") for line in text.decode().splitlines())
+        return sorted((head, end if head.startswith("#") else float(end)) for head, _, end in parted)
+
+    assert lines(found) == lines(encode(registry))
+
+
 async def test_each_scrape_shows_the_fleet_as_it_is_then() -> None:
     fleet = small_fleet()
     async with scraper(coordinator_registry(fleet)) as scrape:
@@ -438,7 +472,7 @@ def test_a_run_is_known_by_its_name_and_labels_and_few_runs_are() -> None:
     fleet.flower.finish_run("r29", "")
     registry = CollectorRegistry()
     registry.register(FleetCollector(fleet))
-    samples = parsed(generate_latest(registry).decode())
+    samples = parsed(exposition(registry, "")[0].decode())
     found = list(of(samples, "wattfleet_run_info"))
     assert len(found) == 20
     assert (",lr=0.1,site=lab,", "night-29", "r28") in found, "the newest that has not ended"
