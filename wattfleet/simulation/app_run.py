@@ -54,6 +54,7 @@ from wattfleet.simulation.large_fleet import (
     Planner,
     open_devices,
 )
+from wattfleet.simulation.own_app import OwnApp
 from wattfleet.simulation.ray_clients import Clients, RayClients
 from wattfleet_proto.assignment import (
     DEVICE_ID_KEY,
@@ -79,17 +80,11 @@ class AppError(WattfleetError):
 
 
 @dataclass(frozen=True)
-class RunSettings:
-    """What one process runs.
+class AppSimulation:
+    """What `wattfleet simulate --app DIR` simulates.
 
     Attributes:
-        way: the name of the way of choosing devices and modes.
-        app: the app's folder.
-        app_id: its publisher and name.
-        serverapp: its ServerApp, such as `my_app.server_app:app`.
-        clientapp: its ClientApp.
-        config: its run config.
-        changed_config: the values of it that differ from those in its project file.
+        app: the app.
         devices: number of devices by kind of board.
         rounds: federated rounds.
         site_budget_w: watts for the whole fleet.
@@ -102,17 +97,10 @@ class RunSettings:
         metric: name of the metric that is compared; None for the first one that is called an accuracy.
         ray_address: address of a Ray cluster; None for this machine alone.
         gpus_per_client: GPUs, or the share of one, that each client gets.
-        folder: the folder for the journal and the results.
     """
 
-    way: str
-    app: str
-    app_id: str
-    serverapp: str
-    clientapp: str
-    config: dict[str, Any]
-    changed_config: dict[str, Any]
-    devices: dict[str, int]
+    app: OwnApp
+    devices: Mapping[str, int]
     rounds: int
     site_budget_w: float
     modes: int
@@ -124,7 +112,34 @@ class RunSettings:
     metric: str | None
     ray_address: str | None
     gpus_per_client: float
-    folder: str
+
+    def of_way(self, way: str, folder: Path) -> RunSettings:
+        """Return the settings of one process."""
+        return RunSettings(**vars(self), way=way, folder=folder)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        content: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        return content
+
+
+@dataclass(frozen=True)
+class RunSettings(AppSimulation):
+    """What one process runs: a simulation in one way of choosing devices and modes.
+
+    Attributes:
+        way: the name of the way.
+        folder: the folder for the journal and the results.
+    """
+
+    way: str
+    folder: Path
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RunSettings:
+        """Return what `to_json` has described."""
+        app = {**content["app"], "folder": Path(content["app"]["folder"])}
+        return cls(**{**content, "app": OwnApp(**app), "folder": Path(content["folder"])})
 
 
 def accuracy_in(metrics: Mapping[str, float], named: str | None) -> float | None:
@@ -342,7 +357,7 @@ class FleetGrid(Grid):  # type: ignore[misc]  # Flower is not typed for strict c
     def run(self) -> Any:
         """The run."""
         settings = self._settings
-        return SimpleNamespace(run_id=_RUN_ID, fab_id=settings.app_id, override_config=settings.changed_config)
+        return SimpleNamespace(run_id=_RUN_ID, fab_id=settings.app.app_id, override_config=settings.app.changed_config)
 
     def set_run(self, run: Any) -> None:
         """Do nothing, since the run is fixed."""
@@ -514,7 +529,7 @@ def context_of(settings: RunSettings, device: LargeFleetDevice, count: int, stat
     """Return the context of a device's client."""
     node_config = {"partition-id": device.partition, "num-partitions": count, DEVICE_ID_KEY: device.device_id}
     own = RecordDict() if state is None else state
-    return Context(_RUN_ID, device.node_id, node_config, own, dict(settings.config))
+    return Context(_RUN_ID, device.node_id, node_config, own, dict(settings.app.config))
 
 
 def _known_answer(message: Message, device: LargeFleetDevice) -> RecordDict:
@@ -547,9 +562,9 @@ def require_mod(settings: RunSettings, clients: Clients, device: LargeFleetDevic
         return
     reason = reply.error.reason if reply.has_error() else "it does not answer for its device"
     if reason.startswith(("ModuleNotFoundError", "ImportError", "SyntaxError", "AttributeError")):
-        raise AppError(f"the ClientApp {settings.clientapp} cannot be imported: {reason}")
+        raise AppError(f"the ClientApp {settings.app.clientapp} cannot be imported: {reason}")
     raise AppError(
-        f"the ClientApp {settings.clientapp} has no power_mode_mod ({reason}): add {TWO_LINES}, as in"
+        f"the ClientApp {settings.app.clientapp} has no power_mode_mod ({reason}): add {TWO_LINES}, as in"
         " app = ClientApp(mods=[power_mode_mod])"
     )
 
@@ -587,7 +602,7 @@ def run(settings: RunSettings, clients_of: Callable[[], Any], progress: Callable
     Raises:
         WattfleetError: the app cannot be simulated.
     """
-    folder = Path(settings.folder)
+    folder = settings.folder
     be_task(_RUN_ID, _SUPERLINK)
     progress(stage="opening the boards")
     devices = open_devices(settings.devices, settings.seed)
@@ -608,7 +623,7 @@ def run(settings: RunSettings, clients_of: Callable[[], Any], progress: Callable
         try:
             server_app = _server_app(settings)  # an app may make its strategy when it is imported
             seed_all(settings.seed, "server")
-            context = Context(_RUN_ID, _SUPERLINK, {}, RecordDict(), dict(settings.config))
+            context = Context(_RUN_ID, _SUPERLINK, {}, RecordDict(), dict(settings.app.config))
             server_app(grid, context)
         finally:
             SIMULATION.reset(token)
@@ -618,7 +633,8 @@ def run(settings: RunSettings, clients_of: Callable[[], Any], progress: Callable
         clients.close()
     if not planner.rounds:
         raise AppError(
-            f"the ServerApp {settings.serverapp} planned no round: wrap its strategy in PowerAware, as in {TWO_LINES}"
+            f"the ServerApp {settings.app.serverapp} planned no round: wrap its strategy in PowerAware, as in"
+            f" {TWO_LINES}"
         )
     known = {each: asdict(device.report) for each, device in devices.items() if device.report is not None}
     if settings.way not in (PRESETS, PLAIN_FLOWER):
@@ -646,7 +662,7 @@ def _server_app(settings: RunSettings) -> Callable[..., Any]:
     Raises:
         AppError: it cannot be imported.
     """
-    module, _, name = settings.serverapp.partition(":")
+    module, _, name = settings.app.serverapp.partition(":")
     try:
         found: Any = import_module(module)
         for part in name.split("."):
@@ -654,7 +670,7 @@ def _server_app(settings: RunSettings) -> Callable[..., Any]:
     except Exception as error:
         traceback.print_exc()
         raise AppError(
-            f"the ServerApp {settings.serverapp} cannot be imported: {type(error).__name__}: {error}"
+            f"the ServerApp {settings.app.serverapp} cannot be imported: {type(error).__name__}: {error}"
         ) from None
     app: Callable[..., Any] = found
     return app
@@ -749,10 +765,10 @@ def main() -> None:
     def progress(**values: Any) -> None:
         told.write(json.dumps(values) + "\n")
 
-    settings = RunSettings(**json.loads(Path(sys.argv[1]).read_text()))
-    sys.path.insert(0, settings.app)
-    log = str(Path(settings.folder).parent / "logs" / "clients.log")
-    app = IsolatedApp(settings.app, settings.clientapp, log)
+    settings = RunSettings.from_json(json.loads(Path(sys.argv[1]).read_text()))
+    sys.path.insert(0, str(settings.app.folder))
+    log = str(settings.folder.parent / "logs" / "clients.log")
+    app = IsolatedApp(str(settings.app.folder), settings.app.clientapp, log)
     try:
         found = run(settings, partial(RayClients, app, settings.ray_address, settings.gpus_per_client), progress)
     except InfeasibleBudgetError as error:
@@ -765,5 +781,5 @@ def main() -> None:
         traceback.print_exc()
         progress(error=f"the app failed with {type(error).__name__}: {error}")
     else:
-        replace_file(Path(settings.folder) / f"{slug(settings.way)}.json", json.dumps(found).encode())
+        replace_file(settings.folder / f"{slug(settings.way)}.json", json.dumps(found).encode())
         progress(done=True)

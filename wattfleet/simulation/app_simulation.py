@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,11 @@ from wattfleet.common.tables import FittingTable, columns, numbers
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import board_named
 from wattfleet.core.planning.policies import policy_named
-from wattfleet.simulation.app_run import PROGRAM, RunSettings, slug
+from wattfleet.simulation.app_run import PROGRAM, AppSimulation, slug
 from wattfleet.simulation.baselines import PLAIN_FLOWER, PRESETS
 from wattfleet.simulation.comparison import THIS_RUN, compared, comparison_figures, verdict, way_colours
 from wattfleet.simulation.flower import OFFLINE, Part, PartFailedError, Parts
-from wattfleet.simulation.own_app import OwnApp, read_app
+from wattfleet.simulation.own_app import read_app
 from wattfleet.simulation.ray_clients import require_ray
 from wattfleet.simulation.report_figures import percent
 from wattfleet.simulation.run import left_text
@@ -48,62 +47,12 @@ _SHOWN_EVERY_S = 10.0
 _MB = 1e6
 
 
-@dataclass(frozen=True)
-class AppSimulation:
-    """What `wattfleet simulate --app DIR` simulates.
-
-    Attributes:
-        app: the app.
-        devices: number of devices by kind of board.
-        rounds: federated rounds.
-        site_budget_w: watts for the whole fleet.
-        modes: the most modes that each device measures.
-        policy: name of the client-selection policy.
-        clients: devices in a round, for the policies that take a number.
-        deadline_s: seconds that a round's training may take, for the policy deadline.
-        seed: seed of boards, noise and training.
-        reference: name or folder of the reference predictor.
-        metric: name of the metric that is compared; None for the first one that is called an accuracy.
-        ray_address: address of a Ray cluster; None for this machine alone.
-        gpus_per_client: GPUs, or the share of one, that each client gets.
-    """
-
-    app: OwnApp
-    devices: Mapping[str, int]
-    rounds: int
-    site_budget_w: float
-    modes: int
-    policy: str
-    clients: int | None
-    deadline_s: float | None
-    seed: int
-    reference: str
-    metric: str | None
-    ray_address: str | None
-    gpus_per_client: float
-
-    def of_way(self, way: str, folder: Path) -> RunSettings:
-        """Return the settings of one process."""
-        own = {name: value for name, value in vars(self).items() if name not in ("app", "devices")}
-        return RunSettings(
-            way=way,
-            app=str(self.app.folder),
-            app_id=self.app.app_id,
-            serverapp=self.app.serverapp,
-            clientapp=self.app.clientapp,
-            config=dict(self.app.config),
-            changed_config=dict(self.app.changed_config),
-            devices=dict(self.devices),
-            folder=str(folder),
-            **own,
-        )
-
-    def fixed(self) -> dict[str, Any]:
-        """Return what must not change between an interruption and its continuation."""
-        settings = asdict(self.of_way("", Path()))
-        for name in ("way", "folder", "ray_address", "gpus_per_client"):
-            del settings[name]
-        return {**settings, "files": self.app.digests(), "wattfleet": version("wattfleet")}
+def fixed_settings(simulation: AppSimulation) -> dict[str, Any]:
+    """Return what must not change between an interruption and its continuation, as JSON values."""
+    settings = simulation.to_json()
+    for name in ("ray_address", "gpus_per_client"):
+        del settings[name]
+    return {**settings, "files": simulation.app.digests(), "wattfleet": version("wattfleet")}
 
 
 def kinds_named(text: str) -> dict[str, int]:
@@ -200,7 +149,7 @@ def open_simulation(simulation: AppSimulation, resume: Path) -> str:
     Raises:
         InvalidInputError: the interrupted one has other settings, or others can write its journal.
     """
-    fixed, file = json.loads(json.dumps(simulation.fixed())), resume / _SETTINGS
+    fixed, file = fixed_settings(simulation), resume / _SETTINGS
     with suppress(FileExistsError):
         resume.mkdir(mode=0o700)
     # The journal holds pickled objects: whoever writes them can run code here.
@@ -328,7 +277,7 @@ def _result(simulation: AppSimulation, way: str, resume: Path, logs: Path, progr
         found: dict[str, Any] = json.loads(stored.read_text())
         return found
     settings, told = resume / f"{slug(way)}.settings.json", resume / _PROGRESS
-    replace_file(settings, json.dumps(asdict(simulation.of_way(way, resume))).encode())
+    replace_file(settings, json.dumps(simulation.of_way(way, resume).to_json()).encode())
     told.write_bytes(b"")
     with Parts(logs) as parts:
         command = [sys.executable, "-P", "-c", PROGRAM, str(settings), str(told)]
@@ -386,16 +335,9 @@ def build_app_report(
         "provenance": "simulated",
         "wattfleet_version": version("wattfleet"),
         "settings": {
+            **{name: value for name, value in simulation.to_json().items() if name != "app"},
             "app": str(simulation.app.folder),
-            "devices": dict(simulation.devices),
             "run_config": dict(simulation.app.changed_config),
-            **{
-                name: getattr(simulation, name)
-                for name in (
-                    *("rounds", "site_budget_w", "modes", "policy", "clients", "deadline_s", "seed", "reference"),
-                    *("metric", "ray_address", "gpus_per_client"),
-                )
-            },
         },
         "runs": [
             {

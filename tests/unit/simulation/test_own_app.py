@@ -71,6 +71,11 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
     return simulation.of_way(THIS_RUN, tmp_path)
 
 
+def with_config(settings: RunSettings, values: Mapping[str, Any]) -> RunSettings:
+    """A run with other values in the app's run config."""
+    return replace(settings, app=replace(settings.app, config={**settings.app.config, **values}))
+
+
 STRATEGY = "PowerAware(FedAvg(fraction_evaluate=0.0))"
 
 
@@ -116,7 +121,7 @@ def test_baselines_expect_of_an_unknown_device_what_its_kind_has_reported(
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_here(settings)
-    facts = Path(settings.folder) / "facts.json"
+    facts = settings.folder / "facts.json"
     known = json.loads(facts.read_text())
     for number, each in enumerate(known):
         known[each]["length"] = 400 + number
@@ -141,16 +146,16 @@ def test_a_baseline_without_enough_watts_ends_at_once(settings: RunSettings) -> 
 
 
 def test_the_same_seed_gives_the_same_run(settings: RunSettings, tmp_path: Path) -> None:
-    again = replace(settings, folder=str(tmp_path / "again"))
-    Path(again.folder).mkdir()
+    again = replace(settings, folder=tmp_path / "again")
+    again.folder.mkdir()
     assert run_here(settings) == run_here(again)
 
 
 def test_an_interrupted_run_goes_on_after_its_last_round(settings: RunSettings, tmp_path: Path) -> None:
     whole = ClientsHere()
     expected = run_here(settings, whole)
-    resumed = replace(settings, folder=str(tmp_path / "resumed"))
-    Path(resumed.folder).mkdir()
+    resumed = replace(settings, folder=tmp_path / "resumed")
+    resumed.folder.mkdir()
     with pytest.raises(KeyboardInterrupt):
         run_here(resumed, ClientsHere(whole.trained - 1))
     journal = Journal(Path(resumed.folder) / f"{slug(THIS_RUN)}.journal")
@@ -163,7 +168,7 @@ def test_an_interrupted_run_goes_on_after_its_last_round(settings: RunSettings, 
 
 def test_a_journal_with_a_torn_end_is_used_up_to_its_last_round(settings: RunSettings) -> None:
     expected = run_here(settings)
-    file = Path(settings.folder) / f"{slug(THIS_RUN)}.journal"
+    file = settings.folder / f"{slug(THIS_RUN)}.journal"
     file.write_bytes(file.read_bytes()[:-100])
     clients = ClientsHere()
     assert run_here(settings, clients) == expected
@@ -198,7 +203,7 @@ def test_a_journal_that_others_can_write_is_not_read(tmp_path: Path) -> None:
 
 
 def test_an_app_without_enough_partitions_ends_with_the_first_error(settings: RunSettings) -> None:
-    broken = replace(settings, config={**settings.config, "fails-from": 1})
+    broken = with_config(settings, {"fails-from": 1})
     with pytest.raises(AppError, match="fails on .* devices, .* partition .* of 6: IndexError: there is no partition"):
         run_here(broken)
 
@@ -267,7 +272,7 @@ def server(tmp_path: Path) -> Iterator[ForkServer]:
 
 
 def test_what_a_client_leaves_in_a_module_does_not_reach_the_next(settings: RunSettings, server: ForkServer) -> None:
-    leaking = replace(settings, config={**settings.config, "leaks": True})
+    leaking = with_config(settings, {"leaks": True})
 
     def earlier(handle: Any) -> list[int]:
         replies = [handle(*training_of(leaking, partition))[0] for partition in (0, 1, 2)]
@@ -423,4 +428,4 @@ def test_the_metric_that_is_compared() -> None:
 
 
 def test_settings_survive_their_file(settings: RunSettings) -> None:
-    assert RunSettings(**json.loads(json.dumps(vars(settings)))) == settings
+    assert RunSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
