@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 EXTRAS = (
     *("prediction", "agent", "flower", "serving", "plots", "coordinator"),
-    *("postgresql", "parquet", "jetson", "nvml", "simulation"),
+    *("postgresql", "parquet", "jetson", "nvml", "simulation", "simulation-large"),
 )
 """The extras that users install. `dev` is left out, since it only checks and builds Wattfleet."""
 

@@ -20,7 +20,7 @@ _OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Memory for messages between processes. Only those that are being handled are in it."""
 
 _ATTEMPTS = 4
-"""Ray gives up if it has not started after 30 s, as on a machine that is busy."""
+"""Ray gives up if its processes have not started within 15 to 30 s, which cannot be changed (its issue 65983)."""
 
 
 class Clients(Protocol):
@@ -76,14 +76,17 @@ class RayClients:
                 self._backend = RayBackend(config)
                 self._backend.build(app.itself)
                 return
-            except Exception as error:  # Ray raises a plain Exception if it has not started within 30 s
+            except Exception as error:  # Ray raises a plain Exception if it has not started in time
                 shutdown = importlib.import_module("ray").shutdown
                 shutdown()
                 if address is None and attempt + 1 < _ATTEMPTS:
                     continue
-                where = "on this machine" if address is None else f"at {address}"
                 why = next(iter(str(error).splitlines()), type(error).__name__)
-                raise InvalidInputError(f"Ray cannot be used {where}: {why}") from error
+                if address is None:
+                    why += (
+                        ". Ray starts only on cores that other programs leave free: repeat the command then"
+                    )
+                raise InvalidInputError(f"Ray cannot be used at {address or 'this machine'}: {why}") from error
 
     @property
     def count(self) -> int:

@@ -1,4 +1,7 @@
-"""A user's own app on Flower's simulation engine, with Ray; skipped where Ray is not installed."""
+"""A user's own app on Flower's simulation engine, with Ray. `tests/unit/simulation/test_own_app.py` is the short form.
+
+Ray ends if its processes have not started within 15 s, as beside other tests: none of these is part of `make test`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from wattfleet.simulation.ray_clients import RayClients
 from wattfleet_proto.assignment import DEVICE_ID_KEY, RECORD_KEY
 
 # Ray reads its environment when it is imported, so it must not be imported here.
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")]
 
 SMALL_APP = Path(__file__).parents[2] / "fixtures" / "small_app"
 _WITHIN_S = 600.0
@@ -67,7 +70,6 @@ def command(out: Path, rounds: int = 3) -> list[str]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_an_app_is_compared_in_one_command_that_can_be_interrupted(tmp_path: Path) -> None:
     first = subprocess.Popen(command(tmp_path), env=environment({}), stdout=subprocess.PIPE, text=True)
