@@ -222,29 +222,20 @@ class PowerLimits:
         """
         return {_knob(uuid): str(held_mw) for uuid, held_mw in self._held().items()}
 
-    def require_restorable(self, knobs: Mapping[str, str]) -> None:
-        """Check that limits are those of these GPUs; they may also be of GPUs that are missing now.
-
-        Raises:
-            InvalidInputError: they are not.
-        """
-        present = {_knob(uuid) for uuid in self._gpus}
-        is_limit = all(_KNOB.fullmatch(name) and value.isdecimal() for name, value in knobs.items())
-        if not is_limit or not present <= set(knobs):
-            raise InvalidInputError(
-                f"cannot restore the power limits {dict(knobs)}: this machine has {', '.join(sorted(present))}"
-            )
-
     def restore(self, knobs: Mapping[str, str]) -> None:
-        """Restore limits that `knobs` returned. If one fails, or a GPU is missing, the others are still restored.
+        """Restore limits that `knobs` returned. If one fails, or a GPU was replaced, the others are still restored.
 
         Raises:
-            InvalidInputError: they are not those of these GPUs.
-            GpuLimitError: a limit was refused, another one was read back, or a GPU is missing.
+            InvalidInputError: they are no limits of GPUs.
+            GpuLimitError: a limit was refused, another one was read back, or these are not the same GPUs any more. A
+                GPU that the limits do not name keeps its own.
         """
-        self.require_restorable(knobs)
+        if not all(_KNOB.fullmatch(name) and value.isdecimal() for name, value in knobs.items()):
+            raise InvalidInputError(f"cannot restore the power limits {dict(knobs)}: they are no limits of GPUs")
         failed = []
         for uuid, name in zip(self._gpus, self._names, strict=True):
+            if _knob(uuid) not in knobs:
+                continue
             wanted_mw = int(knobs[_knob(uuid)])
             try:
                 if self._held_by(uuid) == wanted_mw:
@@ -254,15 +245,26 @@ class PowerLimits:
                     failed.append(f"{name}: wanted {wanted_mw / 1e3:g} W, found {held_mw / 1e3:g} W")
             except GpuLimitError as error:
                 failed.append(str(error))
-        missing = sorted(set(knobs) - {_knob(uuid) for uuid in self._gpus})
-        failed += [
-            f"{name.split('/')[1]} is missing (if it was taken out, remove the backup device-before.json)"
-            for name in missing
-        ]
-        if failed:
+        if failed := [*failed, *self._exchanged(knobs)]:
             raise GpuLimitError(
                 f"not restored: {'; '.join(failed)}. If it fails again, reboot: a GPU then starts at its default limit"
             )
+
+    def _exchanged(self, knobs: Mapping[str, str]) -> list[str]:
+        """Describe which GPUs were taken out or put in since the limits were read, and what to do."""
+        present = {_knob(uuid): name for uuid, name in zip(self._gpus, self._names, strict=True)}
+        gone = [f"{name.split('/')[1]} is missing" for name in sorted(set(knobs) - set(present))]
+        new = [
+            f"{name.split('/')[1]} ({product}) was put in since, and keeps its limit"
+            for name, product in present.items()
+            if name not in knobs
+        ]
+        if not gone and not new:
+            return []
+        return [
+            f"{', '.join([*gone, *new])} (if you exchanged GPUs, nothing is left to restore: remove the backup"
+            " device-before.json)"
+        ]
 
     def may_set(self) -> str | None:
         """Return why the limits cannot be set; None if they can. Sets each limit to its present value."""

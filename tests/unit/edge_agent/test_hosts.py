@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -17,6 +18,7 @@ from edge_agent.devices.meters import power_now_mw
 from edge_agent.devices.nvml import GpuLimitError, Nvml
 from edge_agent.devices.selection import folder_of_device
 from edge_agent.devices.sysfs import mode_argument, presets_of
+from edge_agent.paths import BACKUP_FILE
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.runtime.readiness import parked_mode
@@ -283,6 +285,25 @@ def test_a_gpu_that_is_gone_keeps_no_other_one_at_the_lowest_limit(tmp_path):
     assert library.gpus[0].limit_mw == 350_000 and has_backup(folder)
     with pytest.raises(InvalidInputError, match="cannot restore the power limits"):
         device.restore({"cpu0/online": "1"})
+
+
+@pytest.mark.parametrize("others", [[], ["b"]], ids=["alone", "beside-another"])
+def test_a_gpu_that_replaced_another_after_a_crash_keeps_its_own_limit(tmp_path, others):
+    library, folder = FakeNvml(FakeGpu("a"), *map(FakeGpu, others)), tmp_path / "device"
+    device = open_workstation(tmp_path / "root", library)
+    with KnobBackup.hold(device, folder) as backup:
+        backup.save()
+        device.apply(device.presets["100W"])
+    new = library.gpus[0] = FakeGpu("c", "NVIDIA RTX A6000", limit_mw=280_000, default_mw=300_000, most_mw=300_000)
+    device = open_workstation(tmp_path / "root", library)
+    changed = "a is missing, c (NVIDIA RTX A6000) was put in since, and keeps its limit (if you exchanged GPUs, nothing"
+    with pytest.raises(GpuLimitError, match=re.escape(changed)), backed_up(device, folder):
+        pytest.fail("the agent must not begin to change limits")
+    assert not new.set_to_mw and [gpu.limit_mw for gpu in library.gpus] == [280_000, *[350_000 for _ in others]]
+    (folder / BACKUP_FILE).unlink()  # as the message says
+    with backed_up(device, folder):
+        device.apply(device.presets["100W"])
+    assert new.limit_mw == 280_000 and not has_backup(folder)
 
 
 def test_restoring_what_never_changed_needs_no_permission(tmp_path):
