@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from coordinator.errors import UnknownRecordError
 from coordinator.state.identity_records import IdentityRecord
 from coordinator.state.workload_fronts import UNNAMED, WorkloadFront, front_for
 from wattfleet.core.budgets import Override
@@ -478,7 +479,9 @@ class RoundRecord(_WithResults):
     def _is_observed(self) -> bool:
         """Whether every chosen device was observed; False if a trim stopped all of them."""
         chosen = self.plan.assignments
-        return bool(chosen) and all(each.device_id in self.observations for each in chosen)
+        # The lengths first: this is asked after each observation, of rounds with thousands of devices.
+        enough = 0 < len(chosen) <= len(self.observations)
+        return enough and all(each.device_id in self.observations for each in chosen)
 
     @property
     def observed_site_w(self) -> float | None:
@@ -502,8 +505,18 @@ class RoundRecord(_WithResults):
         """
         if not self.observations:
             return None
-        planned = {each.device_id: each for each in (*self.plan.original.assignments, *self.plan.assignments)}
-        return sum(seen.energy_j(planned[device_id]) for device_id, seen in self.observations.items())
+        return sum(seen.energy_j(self.planned(device_id)) for device_id, seen in self.observations.items())
+
+    def planned(self, device_id: str) -> Assignment:
+        """Return a device's assignment: the newest, or the first one if a trim has stopped the device.
+
+        Raises:
+            UnknownRecordError: the plan never had the device.
+        """
+        found = self.plan.assignment_of(device_id) or self.plan.original.assignment_of(device_id)
+        if found is None:
+            raise UnknownRecordError(f"{device_id} is not part of plan {self.plan_id}")
+        return found
 
 
 @dataclass(frozen=True)

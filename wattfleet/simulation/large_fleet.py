@@ -523,6 +523,7 @@ class CoordinatorPlanner(Planner):
             self._fleet.agents.report_state(device.device_id, DeviceState.READY, 0, "parked")
             self._fleet.flower.bind_node(device.node_id, device.device_id)
         self._beside: list[tuple[PlannedTraining, float]] = []
+        self._rounds: set[str] = set()
         self._changed: set[str] = set(devices)
         self._last: RoundRecord | None = None
         self.ends_beside: Callable[[PlannedTraining], None] = lambda training: None
@@ -550,6 +551,7 @@ class CoordinatorPlanner(Planner):
             self._confirm()
             self._begin_stretch()
         record = flower.plan(request.run_id, request.round, request.node_ids, epochs_of_request(request))
+        self._rounds.add(record.plan_id)
         self._confirm()
         for each in record.plan.assignments:
             device = self.devices[each.device_id]
@@ -615,6 +617,7 @@ class CoordinatorPlanner(Planner):
             for each in request.results
         ]
         record = self._fleet.rounds.finish(request.plan_id, results, request.wall_s)
+        self._rounds.discard(record.plan_id)
         self._end_beside()
         self._fleet.flower.end_measuring(record.run_id)
         self._confirm()
@@ -675,16 +678,12 @@ class CoordinatorPlanner(Planner):
         self._phase(training, GrantPhase.TRAINING, DeviceState.TRAINING)
         if report is not None:
             self._note(training.device, report)
-        if self._is_in_round:
+        if self._rounds:
             self._beside.append((training, self.clock.now_s()))
             return None
         end_s = self._measured(training, self.clock.now_s(), math.inf)
         self.clock.at(end_s, lambda: self._ended(training, None))
         return end_s
-
-    @property
-    def _is_in_round(self) -> bool:
-        return any(record.wall_s is None for record in self._fleet.rounds.awaited())
 
     def _measured(self, training: PlannedTraining, begin_s: float, until_s: float) -> float:
         """Measure modes from one moment to another; return when that ended."""

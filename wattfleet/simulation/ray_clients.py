@@ -83,9 +83,7 @@ class RayClients:
                     continue
                 why = next(iter(str(error).splitlines()), type(error).__name__)
                 if address is None:
-                    why += (
-                        ". Ray starts only on cores that other programs leave free: repeat the command then"
-                    )
+                    why += ". Ray starts only on cores that other programs leave free: repeat the command then"
                 raise InvalidInputError(f"Ray cannot be used at {address or 'this machine'}: {why}") from error
 
     @property

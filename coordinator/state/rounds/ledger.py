@@ -188,11 +188,9 @@ class LatestResults:
 
     def observed(self, record: RoundRecord, observations: Iterable[ObservedTraining]) -> None:
         """Record new observations in a round; its record includes them already."""
-        # A device that a trim has stopped is only in the first plan.
-        planned = {each.device_id: each for each in (*record.plan.original.assignments, *record.plan.assignments)}
         for observed in observations:
             self.observations[observed.device_id] = observed
-            self.predictions[observed.device_id] = planned[observed.device_id]
+            self.predictions[observed.device_id] = record.planned(observed.device_id)
             self.observed_in[observed.device_id] = record.run_id
             self.observed_numbers[observed.device_id] = record.number
         site_w, duration_s = record.observed_site_w, record.observed_s
@@ -415,9 +413,7 @@ class RoundStatistics:
 
     def observed(self, record: RoundRecord, seen: ObservedTraining) -> None:
         """Count a new observation; the round's record includes it already."""
-        planned = record.plan.assignment_of(seen.device_id) or record.plan.original.assignment_of(seen.device_id)
-        if planned is None:
-            return
+        planned = record.planned(seen.device_id)
         # Beside a duty, the seconds depend on the requests; with an assumed epoch length, no time is predicted.
         if not (seen.beside_duty or planned.is_length_assumed):
             self._compare("time", planned.epoch_s, planned.epoch_log_sd, seen.epoch_s)
@@ -436,15 +432,16 @@ class RoundStatistics:
 
     def _round_observed(self, record: RoundRecord) -> None:
         """Count a round with its last observation."""
-        site_w, duration_s, training_j = record.observed_site_w, record.observed_s, record.training_j
-        if site_w is None or duration_s is None or training_j is None:
+        site_w, duration_s = record.observed_site_w, record.observed_s
+        if site_w is None or duration_s is None:
             return
         self.round_s["predicted"].add(record.plan.duration_s)
         self.round_s["observed"].add(duration_s)
         self.round_w["planned"].add(record.plan.planned_w)
         self.round_w["observed"].add(site_w)
         self.over_budget += site_w > record.plan.site_budget_w
-        self.round_j.add(training_j)
+        if (training_j := record.training_j) is not None:
+            self.round_j.add(training_j)
 
     def runs_finished(self, run_ids: Collection[str]) -> None:
         """Remove the figures of runs that have ended."""

@@ -149,6 +149,9 @@ _UNIT_LOG_SD = 0.03
 # if the step waits for it (the Orin Nano's logs: 0.2 to 0.8 % and 13 to 37 %).
 _JITTER_FLOOR, _JITTER_LOADING = 0.003, 0.14
 
+_LOADS = 1000
+"""Maximum of a board's cached loads, each for one mode and workload."""
+
 
 class SimulatedDevice(VirtualBoard):
     """A board of a known kind. By default, it trains ResNet-18 with minibatches of 16.
@@ -172,6 +175,8 @@ class SimulatedDevice(VirtualBoard):
         self._seed_of_kind = (seed, zlib.crc32(board_kind.encode()))
         self._time, self._power, self._time_deviation, self._power_deviation, noise_seed = _unit_of(board_kind, seed)
         self._inference_deviations: dict[str, tuple[DeviationField, DeviationField]] = {}
+        # Shared with copies of this board: thousands of devices of a simulation have the parameters of a few.
+        self._known_load = lru_cache(_LOADS)(self._new_load)
         # Idle power: the clocks keep running, but nothing is busy.
         self._idle_power = replace(
             self._power, core_busy_mw=0, gpu_busy_mw=0, gpu_stall_mw=0, mem_traffic_mw=0, mem_compute_mw=0
@@ -219,6 +224,9 @@ class SimulatedDevice(VirtualBoard):
             mode: the mode.
             workload: the trained or served workload; see `truth`.
         """
+        return self._known_load(mode, workload)
+
+    def _new_load(self, mode: PowerMode, workload: Workload | None) -> Load:
         at = modes_to_array([mode])
         minibatch_ms, training_mw = self.truth(at, workload)
         idle_mw = float(power_mw(self._idle_power, self._time, settings_of(at, None))[0])
@@ -280,9 +288,6 @@ def _varied(kind: _P, rng: np.random.Generator) -> _P:
 # --- Live simulated ---------------------------------------------------------------------------------------------------
 # A simulated board on the machine's own clock: apps that request turns are slowed down to its physics.
 
-_LOADS = 1000
-"""Maximum of cached loads of inference, each for one mode and batch."""
-
 
 class LiveSimulatedDevice(SimulatedDevice):
     """A simulated board in real time, so that it can answer requests.
@@ -301,7 +306,6 @@ class LiveSimulatedDevice(SimulatedDevice):
 
     def __init__(self, board_kind: str, seed: int) -> None:
         self._drawing = threading.Lock()
-        self._inference_load = lru_cache(_LOADS)(self._new_inference_load)
         super().__init__(board_kind, seed)
 
     def begin_training(self, workload: Workload | None = None) -> AppTraining:
@@ -330,7 +334,8 @@ class LiveSimulatedDevice(SimulatedDevice):
             The times of batches of 1, 2, 4, ... requests, ms, up to the first size that is not below the largest.
         """
         sizes = (max(1, largest_batch) - 1).bit_length() + 1
-        loads = [self._inference_load(self._mode, workload, 2**size) for size in range(sizes)]
+        facts = [WorkloadFacts(batch=2**size, task=Task.INFERENCE) for size in range(sizes)]
+        loads = [self.load(self._mode, Workload(workload, each)) for each in facts]
         drawn = loads[min((max(1, waiting) - 1).bit_length(), sizes - 1)]
         self._draw(drawn.power_mw)
         return [self._step_ms(load) for load in loads]
@@ -338,9 +343,6 @@ class LiveSimulatedDevice(SimulatedDevice):
     def rest(self) -> None:
         """Note that nothing uses the device any longer."""
         self._draw(self._load.idle_mw)
-
-    def _new_inference_load(self, mode: PowerMode, workload: str, batch: int) -> Load:
-        return self.load(mode, Workload(workload, WorkloadFacts(batch=batch, task=Task.INFERENCE)))
 
     def _step_ms(self, load: Load) -> float:
         return 1e3 * float(step_times_s(load, self._jitter_rng.standard_normal(1))[0])
