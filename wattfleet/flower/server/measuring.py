@@ -189,7 +189,8 @@ class Measurements:
         left = [node_id for node_id in node_ids if self._surveys.may_begin(node_id, number)]
         measured = 0
         while True:
-            free = [node_id for node_id in left if node_id not in self.busy_nodes]
+            busy = self.busy_nodes
+            free = [node_id for node_id in left if node_id not in busy]
             is_asking = self._clock.now_s() < asks_until_s
             plan = self._plan(grid, free if is_asking else [], self._survey_s)
             now_s = self._clock.now_s()
@@ -245,11 +246,12 @@ class Measurements:
             number: the round's number.
             node_ids: connected nodes that the round leaves out.
         """
+        busy = self.busy_nodes
         able = [
             node_id
             for node_id in node_ids
             if node_id in self._ends_early
-            and node_id not in self.busy_nodes
+            and node_id not in busy
             and self._beside.may_begin(node_id, number)
         ]
         if not self._measures_beside:

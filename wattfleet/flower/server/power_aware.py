@@ -529,11 +529,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self._measurements.survey(grid, server_round, node_ids, lambda: write(node_ids))
         reached = {message.metadata.dst_node_id for message in written} or None
         free = FreeNodesGrid(grid, self._late, server_round, self._measurements, reached)
-        node_ids = [
-            node_id
-            for node_id in node_ids
-            if node_id not in self._measurements.busy_nodes and (reached is None or node_id in reached)
-        ]
+        busy = self._measurements.busy_nodes
+        node_ids = [each for each in node_ids if each not in busy and (reached is None or each in reached)]
         self._sent = sent = self._rounds.plan(free, server_round, node_ids, is_busy=self._is_any_busy)
         if isinstance(sent, PlannedRound):
             left_out = [node_id for node_id in node_ids if node_id not in sent.node_ids]
