@@ -21,6 +21,7 @@ _OBJECT_STORE_BYTES = 256 * 1024 * 1024
 
 _ATTEMPTS = 4
 """Ray gives up if its processes have not started within 15 to 30 s, which cannot be changed (its issue 65983)."""
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
 class Clients(Protocol):
@@ -57,8 +58,8 @@ class RayClients:
         require_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        if address is None:
-            # Ray's processes then reach each other over loopback, whatever the machine's addresses.
+        if address is None or address.startswith(_LOOPBACK):
+            # Otherwise, Ray puts the machine's own address in the place of loopback.
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         # Otherwise, Ray's workers have niceness 15, and hardly run beside other programs.
         os.environ.setdefault("RAY_worker_niceness", "0")

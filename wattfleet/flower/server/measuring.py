@@ -250,9 +250,7 @@ class Measurements:
         able = [
             node_id
             for node_id in node_ids
-            if node_id in self._ends_early
-            and node_id not in busy
-            and self._beside.may_begin(node_id, number)
+            if node_id in self._ends_early and node_id not in busy and self._beside.may_begin(node_id, number)
         ]
         if not self._measures_beside:
             able = []
