@@ -82,7 +82,7 @@ class RayClients:
                 shutdown()
                 if address is None and attempt + 1 < _ATTEMPTS:
                     continue
-                why = next(iter(str(error).splitlines()), type(error).__name__)
+                why = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
                 if address is None:
                     why += ". Ray starts only on cores that other programs leave free: repeat the command then"
                 raise InvalidInputError(f"Ray cannot be used at {address or 'this machine'}: {why}") from error
