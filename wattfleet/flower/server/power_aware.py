@@ -533,12 +533,13 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         node_ids = [each for each in node_ids if each not in busy and (reached is None or each in reached)]
         self._sent = sent = self._rounds.plan(free, server_round, node_ids, is_busy=self._is_any_busy)
         if isinstance(sent, PlannedRound):
-            left_out = [node_id for node_id in node_ids if node_id not in sent.node_ids]
+            chosen = set(sent.node_ids)
+            left_out = [node_id for node_id in node_ids if node_id not in chosen]
             beside = self._measurements.plan_beside(grid, server_round, left_out)
             messages = write([*sent.node_ids, *(each.node_id for each in beside.assignments)])
             self._measurements.send(grid, server_round, beside, messages)
             # A message to a node that the strategy was not asked for is dropped with a warning.
-            unused = asked - set(sent.node_ids)
+            unused = asked - chosen
             messages = [each for each in messages if each.metadata.dst_node_id not in unused]
         else:
             selected = SelectedNodesGrid(grid, sent.node_ids)
