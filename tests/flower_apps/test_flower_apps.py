@@ -77,7 +77,9 @@ class Fleet:
     @property
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(STAND_INS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        return {**os.environ, **OFFLINE, "WATTFLEET_COORDINATOR": self.address, "PYTHONPATH": path}
+        # Loaders fork from the process that has a connection in use, and gRPC's handlers may then end their processes.
+        grpc = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
+        return {**os.environ, **OFFLINE, **grpc, "WATTFLEET_COORDINATOR": self.address, "PYTHONPATH": path}
 
     def rounds(self, run_id: str) -> list[Any]:
         with CoordinatorClient(Endpoint.of(self.address, None)) as client:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +107,21 @@ def test_a_run_learns_within_the_budget(settings: RunSettings) -> None:
     # Eight boards of a kind at most measure, and both kinds are learned before the first plan.
     assert all(kind["measured_by"] for kind in found["kinds"].values())
     assert found["batch_sizes"] == [8]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_devices_are_planned(settings: RunSettings) -> None:
+    devices = {"agx-orin": 2_000, "orin-nano": 8_000}
+    began_s = time.process_time()
+    found = run_here(replace(settings, devices=devices, site_budget_w=120_000.0, modes=50))
+    assert [one["round"] for one in found["rounds"]] == [1, 2, 3]
+    assert all(one["planned_site_w"] <= 120_000.0 for one in found["rounds"])
+    assert found["rounds"][-1]["accuracy"] > 0.7
+    memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    assert memory_gb < 2
+    chosen = [len(one["selected"]) for one in found["rounds"]]
+    print(f"devices {chosen}, {time.process_time() - began_s:.0f} s of a core, {memory_gb:.2f} GB")
 
 
 def test_baselines_train_the_same_app(settings: RunSettings) -> None:
