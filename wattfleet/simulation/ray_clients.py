@@ -63,6 +63,8 @@ class RayClients:
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         # Otherwise, Ray's workers have niceness 15, and hardly run beside other programs.
         os.environ.setdefault("RAY_worker_niceness", "0")
+        # On a busy machine, a worker may import Ray for longer than the 60 s after which another one is started.
+        os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
         from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
