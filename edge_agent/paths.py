@@ -18,6 +18,9 @@ WORKLOAD_FILE = "workload.json"
 PROFILE_FILE = "profile.jsonl"
 """Below a workload's folder: the journal of its profile."""
 
+IDLE_FILE = "idle.json"
+"""Below the state directory: the power of the parked device, and the meter that measured it."""
+
 PREDICTOR_DIRECTORY = "predictor"
 """Below a workload's folder: the device's own predictor, fitted to it."""
 

@@ -196,10 +196,14 @@ def open_board(unit: Unit) -> Board:
 
 def facts(unit: Unit, folder: Path) -> BoardFacts:
     """Return the facts of a board from the folder; if they are missing, measure and store them."""
-    kept = _file(unit, folder)
-    if not kept.exists():
+    if not is_kept(unit, folder):
         keep(unit, profiled(unit), folder)
-    return _facts(json.loads(kept.read_text(encoding="utf-8")))
+    return _facts(json.loads(_file(unit, folder).read_text(encoding="utf-8")))
+
+
+def is_kept(unit: Unit, folder: Path) -> bool:
+    """Return whether the facts of a board are in the folder."""
+    return _file(unit, folder).exists()
 
 
 def keep(unit: Unit, found: BoardFacts, folder: Path) -> None:

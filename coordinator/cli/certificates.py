@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import JsonOption, connected, show
-from coordinator.cli.plan import seconds
 from wattfleet.common.console import count_of, print_json, print_line
+from wattfleet.common.parsing import seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

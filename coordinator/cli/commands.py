@@ -16,7 +16,7 @@ from coordinator.cli.options import ClientCommand
 from coordinator.cli.plan import app as budget_commands
 from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
-from coordinator.cli.runs import forecast, round_, rounds, runs
+from coordinator.cli.runs import energy, forecast, round_, rounds, runs
 from coordinator.cli.service import install, uninstall
 from coordinator.cli.store import app as store_commands
 from wattfleet.common.settings.command import SettingsCommand, effective
@@ -97,7 +97,7 @@ for command in (devices, device, nodes, workloads, profile, tag, drain, forget):
     app.command(command.__name__, cls=ClientCommand, rich_help_panel=_FLEET)(command)
 app.add_typer(budget_commands, name="budget", rich_help_panel=_FLEET)
 app.add_typer(reference_commands, name="reference", rich_help_panel=_FLEET)
-for run_command in (runs, rounds, round_, forecast, events, plan, delete, export):
+for run_command in (runs, rounds, round_, forecast, energy, events, plan, delete, export):
     app.command(run_command.__name__.rstrip("_"), cls=ClientCommand, rich_help_panel=_RUNS)(run_command)
 for identity_command in (invite, invites, cancel_invite, certificate, certificates, revoke, audit_log):
     name = identity_command.__name__.replace("_", "-")

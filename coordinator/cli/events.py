@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import JsonOption, WatchOption, connected, show
-from coordinator.cli.plan import seconds
 from coordinator.cli.runs import RUN_HELP, names_of, run_id_of
 from coordinator.display.words import EVENT_KINDS, date_and_time, subject
 from wattfleet.common.console import print_json, print_line
+from wattfleet.common.parsing import seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

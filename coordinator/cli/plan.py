@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Show and override the power budgets of the supplies.")
 
-_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SPAN = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
-_PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
 SupplyArgument = Annotated[str, typer.Argument(help="Name of the supply. With `serve --site-budget-w`, it is `site`.")]
 
@@ -68,6 +64,7 @@ def set_budget(
     json_: JsonOption = False,
 ) -> None:
     """Set the budget of SUPPLY to WATTS until cleared, and trim rounds in flight to it."""
+    from wattfleet.common.parsing import seconds
     from wattfleet_proto.v1 import operator_pb2
 
     for_s = None if for_ is None else seconds(for_)
@@ -84,20 +81,6 @@ def clear_budget(supply: SupplyArgument, json_: JsonOption = False) -> None:
     with connected() as client:
         answer = client.operate("ClearBudget", operator_pb2.ClearBudgetRequest(supply=supply))
     _print_changed(answer, json_)
-
-
-def seconds(span: str) -> float:
-    """Convert a duration such as 90s, 45m, 2h, 1d or 1h30m to seconds.
-
-    Raises:
-        InvalidInputError: the text is not a duration, or it is zero.
-    """
-    from wattfleet.core.errors import InvalidInputError
-
-    total_s = sum(float(amount) * _UNIT_S[unit] for amount, unit in _PART.findall(span))
-    if not (_SPAN.fullmatch(span) and total_s > 0):
-        raise InvalidInputError(f"{span!r} is not a duration: write 90s, 45m, 2h, 1d or 1h30m")
-    return total_s
 
 
 def _table(found: Sequence[dict[str, Any]]) -> RenderableType:

@@ -1,4 +1,4 @@
-"""`wattfleet coordinator runs`, `rounds`, `forecast` and `round`: what was planned, cost, and is still needed."""
+"""`wattfleet coordinator runs`, `rounds`, `forecast`, `round` and `energy`: what was planned, cost, and is needed."""
 
 from __future__ import annotations
 
@@ -575,3 +575,72 @@ def _change(each: dict[str, Any]) -> str:
     from wattfleet.core.modes import PowerMode
 
     return f"first {PowerMode(**each['first']['mode']).label()}" if each["became"] == "other mode" else each["became"]
+
+
+# --- Energy -----------------------------------------------------------------------------------------------------------
+# `wattfleet coordinator energy`: the joules of trainings by month, and by site, run and device.
+
+_COUNTED = "energy: the watts of whole boards during observed trainings; months are in UTC"
+
+
+def energy(
+    by: Annotated[
+        str, typer.Option(help="Add up by these, besides the month: site, run, device, or several with commas.")
+    ] = "site",
+    month: Annotated[
+        str | None, typer.Option(help="Only this month, such as 2026-11. Default: all months.", show_default=False)
+    ] = None,
+    csv_: Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Show the energy of trainings by month, and by site, run or device.
+
+    A site is the supply that a device is directly behind.
+    """
+    import csv
+    import sys
+
+    from coordinator.display.values import energy_rows, groups_of, is_in_month, month_of, run_energy
+
+    if csv_ and json_:
+        raise InvalidInputError("pass --csv or --json, not both")
+    groups, only = groups_of(by), None if month is None else month_of(month)
+    with connected() as client, terminal(to_stderr=True).status("asking the coordinator") as status:
+        views = [view for view in client.runs(with_times=True) if is_in_month(view, only)]
+        supplies = {each.device_id: each.supply for each in client.devices() if each.HasField("supply")}
+        found = {}
+        for view in views:
+            status.update(f"run {view.name}")
+            found[view.run_id] = run_energy(client.rounds(view.run_id, with_times=True))
+    rows = energy_rows(found, names_of(views), supplies, groups, only)
+    if json_:
+        print_json(rows)
+    elif csv_:
+        columns = ("month", *groups, "training_j", "observed_trainings", "trainings")
+        writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        terminal().print(_energy_table(rows, groups))
+
+
+def _energy_table(rows: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from coordinator.display.values import trainings_words
+    from wattfleet.common.tables import FittingTable, columns, numbers, texts
+
+    if not rows:
+        return Text("no training yet in this time")
+    table = FittingTable(columns("month", *map(texts, groups), numbers("energy"), numbers("kWh", rank=1), "trainings"))
+    for row in rows:
+        joules = row["training_j"]
+        table.add(
+            row["month"],
+            *(Text(row[each]) for each in groups),
+            energy_text(joules),
+            "-" if joules is None else f"{joules / 3.6e6:.3f}",
+            trainings_words(row["observed_trainings"], row["trainings"]),
+        )
+    return Group(table, Text(_COUNTED, style="dim"))

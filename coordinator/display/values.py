@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -508,3 +508,109 @@ def _outcome(result: planning_pb2.DeviceResult | None, is_over: bool) -> Values:
         "share": result.share,
         "loss": known(result, "loss"),
     }
+
+
+# --- Energy by month --------------------------------------------------------------------------------------------------
+# The joules of observed trainings by month, and by the supply, run or device that they belong to.
+
+ENERGY_GROUPS = ("site", "run", "device")
+"""What joules can be added up by, besides the month. A site is the supply that a device is directly behind."""
+
+UNKNOWN = "unknown"
+"""Stands for the site of a device that was forgotten, and for the month of a round whose time is not known."""
+
+RunEnergy = Mapping[tuple[str, str], tuple[float, int, int]]
+"""Of a run: joules, observed trainings and all trainings, by month (such as 2026-11, in UTC) and device."""
+
+
+def month_of(text: str) -> str:
+    """Check a month that a person wrote, such as 2026-11.
+
+    Raises:
+        InvalidInputError: it is written in another way, or there is no such month.
+    """
+    try:
+        found = datetime.strptime(text, "%Y-%m")
+    except ValueError:
+        raise InvalidInputError(f"{text[:20]!r} is not a month: write it as 2026-11") from None
+    return f"{found:%Y-%m}"
+
+
+def groups_of(text: str) -> tuple[str, ...]:
+    """Split what joules are added up by, such as site,run.
+
+    Raises:
+        InvalidInputError: one is unknown, or is named twice.
+    """
+    found = tuple(each.strip() for each in text.split(","))
+    if len(set(found)) < len(found) or not set(found) <= set(ENERGY_GROUPS):
+        raise InvalidInputError(f"{text[:40]!r}: name one or more of {', '.join(ENERGY_GROUPS)}, each once")
+    return found
+
+
+def is_in_month(view: view_pb2.RunView, month: str | None) -> bool:
+    """Whether a run may have trained in a month; None for any month."""
+    if month is None or not view.HasField("started_unix_s"):
+        return True
+    ended = _month(view.finished_unix_s) if view.HasField("finished_unix_s") else month
+    return _month(view.started_unix_s) <= month <= ended
+
+
+def _month(unix_s: float) -> str:
+    return f"{datetime.fromtimestamp(unix_s, timezone.utc):%Y-%m}"
+
+
+def run_energy(rounds: Iterable[view_pb2.RoundView]) -> RunEnergy:
+    """The energy of a run by month and device, as in its tables: the watts of the whole board times the seconds.
+
+    A training belongs to the month in which its round was planned.
+
+    Args:
+        rounds: its rounds with their devices and times. Rounds without a plan are left out: nothing was observed.
+    """
+    found: dict[tuple[str, str], tuple[float, int, int]] = {}
+    for view in rounds:
+        month = _month(view.planned_unix_s) if view.HasField("planned_unix_s") else UNKNOWN
+        for part in [] if view.unplanned else round_parts(view, plan_from_message(view.plan)):
+            joules = _observed(part)["training_j"]
+            key = month, part.first.device_id
+            before_j, observed, trainings = found.get(key, (0.0, 0, 0))
+            found[key] = before_j + (joules or 0.0), observed + (joules is not None), trainings + 1
+    return found
+
+
+def energy_rows(
+    runs: Mapping[str, RunEnergy],
+    names: Mapping[str, str],
+    supplies: Mapping[str, str],
+    by: Sequence[str],
+    month: str | None,
+) -> list[Values]:
+    """Add up the energy of runs: one dictionary for each month and group, the newest month and the most joules first.
+
+    Args:
+        runs: the energy of each run by its id.
+        names: the names of runs by id.
+        supplies: the supply of each device.
+        by: some of `ENERGY_GROUPS`.
+        month: only this month; None for all.
+    """
+    sums: dict[tuple[str, ...], tuple[float, int, int]] = {}
+    for run_id, energy in runs.items():
+        for (of_month, device_id), (joules, observed, trainings) in energy.items():
+            if month in (None, of_month):
+                place = {"site": supplies.get(device_id, UNKNOWN), "run": names[run_id], "device": device_id}
+                key = (of_month, *(place[each] for each in by))
+                before_j, before_observed, before = sums.get(key, (0.0, 0, 0))
+                sums[key] = before_j + joules, before_observed + observed, before + trainings
+    rows: list[Values] = [
+        {
+            **dict(zip(("month", *by), key, strict=True)),
+            "training_j": joules if observed else None,
+            "observed_trainings": observed,
+            "trainings": trainings,
+        }
+        for key, (joules, observed, trainings) in sums.items()
+    ]
+    rows.sort(key=lambda row: (-(row["training_j"] or 0.0), *(row[each] for each in by)))
+    return sorted(rows, key=lambda row: row["month"], reverse=True)

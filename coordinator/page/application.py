@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.metrics import exposition
 from coordinator.page.fleet_page import device, events, fleet, watts_history
 from coordinator.page.queries import Queries
-from coordinator.page.run_pages import run, runs, what_if
+from coordinator.page.run_pages import energy, run, runs, what_if
 from coordinator.page.snapshots import (
     EXPECTED,
     WHOLE_FLEET,
@@ -166,6 +166,7 @@ def http_application(
             Route("/updates", updates, name="updates"),
             Route("/runs", runs, name="runs"),
             Route("/runs/{run_id:path}", run, name="run"),
+            Route("/energy", energy, name="energy"),
             Route("/devices/{device_id:path}", device, name="device"),
             Route("/what-if", what_if, name="what_if"),
             Route("/events", events, name="events"),

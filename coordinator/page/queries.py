@@ -112,9 +112,9 @@ class Queries:
         answers = await self._streamed(self.viewer.ListRuns, view_pb2.ListRunsRequest(with_times=True))
         return [run for answer in answers for run in answer.runs]
 
-    async def rounds(self, run_id: str) -> list[view_pb2.RoundView]:
-        """The totals of a run's rounds, oldest first."""
-        request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=True, with_times=True)
+    async def rounds(self, run_id: str, with_devices: bool = False) -> list[view_pb2.RoundView]:
+        """The rounds of a run, oldest first: their totals, or with their devices."""
+        request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=not with_devices, with_times=True)
         return await self._streamed(self.viewer.StreamRounds, request)
 
     async def round(self, run_id: str, number: int, device_id: str = "") -> view_pb2.RoundView:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,9 +18,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.display.values import (
+    ENERGY_GROUPS,
     assumption,
+    energy_rows,
     forecast_values,
+    groups_of,
+    is_in_month,
     is_over_budget,
+    month_of,
     preview_values,
     round_details,
     round_values,
@@ -38,7 +44,7 @@ from wattfleet_proto.names import label_of, metric_order
 from wattfleet_proto.v1 import operator_pb2
 
 # --- Run pages --------------------------------------------------------------------------------------------------------
-# The pages of runs: all runs, and one run with its rounds, devices, modes, and predicted and observed values.
+# The pages of runs: all runs, one run with its rounds and devices, and the energy of all of them by month.
 
 
 _STATES = ("running", "finished", "failed")
@@ -108,6 +114,36 @@ async def run(request: Request) -> Response:
             "timeline": Timeline.of(devices, details),
         }
     return await drawn(request, "run.html", content)
+
+
+async def energy(request: Request) -> Response:
+    """Answer with the page of the energy of trainings, by month and by site, run or device."""
+    snapshots: Snapshots = request.app.state.snapshots
+    by = request.query_params.get("by", "site")
+    month = request.query_params.get("month", f"{datetime.now(timezone.utc):%Y-%m}").strip()
+    problem, rows = "", []
+    try:
+        groups, only = groups_of(by), month_of(month) if month else None
+    except InvalidInputError as error:
+        problem = str(error)
+    else:
+        views = [view for view in await snapshots.queries.runs() if is_in_month(view, only)]
+        found = {}
+        for view in views:
+            with suppress(UnknownRecordError):  # deleted meanwhile
+                found[view.run_id] = await snapshots.run_energies.of(view)
+        supplies = {each.device_id: each.supply for each in await snapshots.queries.devices() if each.supply}
+        rows = energy_rows(found, {view.run_id: view.name for view in views}, supplies, groups, only)
+    content = {
+        "by": by,
+        "month": month,
+        "groups": ENERGY_GROUPS,
+        "problem": problem,
+        "page": page_of(rows, request),
+        "total_j": sum(row["training_j"] or 0.0 for row in rows),
+        "query": lambda number: "?" + urlencode({"by": by, "month": month, "page": number}),
+    }
+    return await drawn(request, "energy.html", content)
 
 
 def _keeps(run: Values, labels: Mapping[str, str], state: str) -> bool:

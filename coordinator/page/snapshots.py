@@ -11,17 +11,25 @@ import time
 import traceback
 from array import array
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Generic, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
-from coordinator.display.values import budget_values, run_totals, run_values, tagged_device_values
+from coordinator.display.values import (
+    RunEnergy,
+    budget_values,
+    run_energy,
+    run_totals,
+    run_values,
+    tagged_device_values,
+)
 from coordinator.display.words import Values, as_tree
 from coordinator.errors import UnknownRecordError
 from coordinator.page.plots import drawn
@@ -141,9 +149,49 @@ _KEPT_RUNS = 1_000
 _LATE_S = 10.0
 """How long the totals of an ended run are shown while observations are missing, which may still arrive."""
 
+Totals = TypeVar("Totals")
 
-class RunCosts:
-    """The totals of runs."""
+
+class OfRuns(Generic[Totals]):
+    """Totals of runs."""
+
+    def __init__(
+        self,
+        read: Callable[[view_pb2.RunView], Awaitable[Totals]],
+        is_complete: Callable[[Totals], bool],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without any run.
+
+        Args:
+            read: reads the totals of a run.
+            is_complete: whether all trainings were observed.
+            now_s: a clock, in seconds.
+        """
+        self._read, self._is_complete, self._now_s = read, is_complete, now_s
+        self._ended: OrderedDict[tuple[str, float | None], tuple[float, Totals]] = OrderedDict()
+
+    async def of(self, run: view_pb2.RunView) -> Totals:
+        """The totals of a run.
+
+        Raises:
+            UnknownRecordError: the run was deleted.
+        """
+        key = (run.run_id, run.finished_unix_s if run.HasField("finished_unix_s") else None)
+        if run.finished and (known := self._ended.get(key)) is not None:
+            read_s, totals = known
+            if self._is_complete(totals) or self._now_s() - read_s < _LATE_S:
+                return totals
+        found = await self._read(run)
+        if run.finished:
+            self._ended[key] = (self._now_s(), found)
+            if len(self._ended) > _KEPT_RUNS:
+                self._ended.popitem(last=False)
+        return found
+
+
+class RunCosts(OfRuns[Values]):
+    """The values of runs with their totals."""
 
     def __init__(self, queries: Queries, now_s: Callable[[], float] = time.monotonic) -> None:
         """Start without any run.
@@ -152,28 +200,27 @@ class RunCosts:
             queries: read the fleet.
             now_s: a clock, in seconds.
         """
-        self._queries = queries
-        self._now_s = now_s
-        self._ended: OrderedDict[tuple[str, float | None], tuple[float, Values]] = OrderedDict()
 
-    async def of(self, run: view_pb2.RunView) -> Values:
-        """The values of a run with its totals.
+        async def read(run: view_pb2.RunView) -> Values:
+            return run_totals(run, await queries.rounds(run.run_id))
 
-        Raises:
-            UnknownRecordError: the run was deleted.
+        super().__init__(read, lambda found: found["observed_trainings"] >= found["trainings"], now_s)
+
+
+class RunEnergies(OfRuns[RunEnergy]):
+    """The energy of runs by month and device."""
+
+    def __init__(self, queries: Queries) -> None:
+        """Start without any run.
+
+        Args:
+            queries: read the fleet.
         """
-        key = (run.run_id, run.finished_unix_s if run.HasField("finished_unix_s") else None)
-        read_s, found = self._ended.get(key, (0.0, None))
-        if run.finished and found is not None:
-            is_complete = found["observed_trainings"] >= found["trainings"]
-            if is_complete or self._now_s() - read_s < _LATE_S:
-                return found
-        found = run_totals(run, await self._queries.rounds(run.run_id))
-        if run.finished:
-            self._ended[key] = (self._now_s(), found)
-            if len(self._ended) > _KEPT_RUNS:
-                self._ended.popitem(last=False)
-        return found
+
+        async def read(run: view_pb2.RunView) -> RunEnergy:
+            return await asyncio.to_thread(run_energy, await queries.rounds(run.run_id, with_devices=True))
+
+        super().__init__(read, lambda found: all(seen >= trainings for _, seen, trainings in found.values()))
 
 
 # --- Snapshots --------------------------------------------------------------------------------------------------------
@@ -275,6 +322,7 @@ class Snapshots:
     Attributes:
         queries: read the fleet.
         run_costs: the totals of runs.
+        run_energies: their energy by month and device.
         history: the watts of the last minutes.
         viewers: the number of open streams of updates.
         failure: why the newest snapshot is out of date; None if it is not.
@@ -285,6 +333,7 @@ class Snapshots:
     viewers: int = 0
     failure: str | None = None
     run_costs: RunCosts = field(init=False)
+    run_energies: RunEnergies = field(init=False)
     _newest: Snapshot | None = None
     _failed_at: tuple[type[Exception], str, int] | None = None
     _taken: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -292,6 +341,7 @@ class Snapshots:
 
     def __post_init__(self) -> None:
         self.run_costs = RunCosts(self.queries)
+        self.run_energies = RunEnergies(self.queries)
 
     async def keep(self) -> None:
         """Take snapshots until cancelled."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from enum import Enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,26 +22,20 @@ from edge_agent.cli.options import (
 )
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet.common.console import MODE_LEGEND, print_json, terminal
-from wattfleet.core.choosing import WorkloadChanges
+from wattfleet.core.choosing import TrainingGoal, WorkloadChanges
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
     from edge_agent.profiling.stored_profile import FittedDevice
-    from wattfleet.core.choosing import Advice, ChosenMode, MethodCost
+    from wattfleet.core.choosing import Advice, BatchEfficiency, ChosenMode, KnownModes, KnownTrainings, MethodCost
 
 
 # --- Choose -----------------------------------------------------------------------------------------------------------
-# `wattfleet agent choose`: the best mode within a power or time limit.
+# `wattfleet agent choose`: the best mode within a limit of power, time or energy.
 
 
 _PROBABILITY = 0.95
-
-
-class Goal(str, Enum):
-    """The quantity to minimise under a deadline."""
-
-    energy = "energy"
-    power = "power"
+_FRONT_ROWS = 8
 
 
 def choose(
@@ -52,7 +46,48 @@ def choose(
         float | None,
         typer.Option(help="Choose the mode with the least energy whose epoch takes at most this many seconds."),
     ] = None,
-    least: Annotated[Goal, typer.Option(help="Set what to minimise under --deadline-s.")] = Goal.energy,
+    energy_j: Annotated[
+        float | None,
+        typer.Option(help="Choose the fastest mode whose whole training takes at most this many joules."),
+    ] = None,
+    finish_within: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose the mode with the least energy that ends the whole training within this time, such as 45m or"
+            " 1h30m. With --energy-j, it also keeps those joules.",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(
+            help="Set the length of the training for --energy-j and --finish-within, in epochs. Default: 1.",
+            show_default=False,
+        ),
+    ] = None,
+    above_idle: Annotated[
+        bool,
+        typer.Option(
+            "--above-idle", help="Count only energy above the idle power, as the energy budget of a run does."
+        ),
+    ] = False,
+    batch_efficiency: Annotated[
+        Path | None,
+        typer.Option(
+            help="Choose the batch with the mode, by this file of `wattfleet reference proxy`.", show_default=False
+        ),
+    ] = None,
+    peak_w: Annotated[
+        float | None, typer.Option(help="Also limit the peak power to this many watts.", show_default=False)
+    ] = None,
+    least: Annotated[
+        TrainingGoal | None,
+        typer.Option(
+            help="Set what to minimise under a limit of time or energy. Default: energy, or time with --energy-j alone."
+            " --deadline-s accepts energy and power.",
+            show_default=False,
+        ),
+    ] = None,
     minibatches_per_epoch: Annotated[
         int | None,
         typer.Option(
@@ -72,26 +107,93 @@ def choose(
 ) -> None:
     """Recommend the best measured or predicted power mode within a limit, without applying it.
 
-    Pass exactly one of --budget-w, --deadline-s.
+    Pass --budget-w, --deadline-s, or one or both of --energy-j and --finish-within.
     """
-    from edge_agent.profiling.stored_profile import read_fitted
+    from edge_agent.profiling.stored_profile import read_fitted, read_idle_mw
+    from wattfleet.common.parsing import seconds
     from wattfleet.core.errors import InvalidInputError
 
-    if (budget_w is None) == (deadline_s is None):
-        raise InvalidInputError("pass exactly one of --budget-w, --deadline-s")
+    is_training = energy_j is not None or finish_within is not None
+    if [budget_w is not None, deadline_s is not None, is_training].count(True) != 1:
+        raise InvalidInputError(
+            "pass exactly one of --budget-w, --deadline-s, or a training's --energy-j and --finish-within"
+        )
+    if not is_training and (epochs is not None or above_idle or batch_efficiency is not None):
+        raise InvalidInputError(
+            "--epochs, --above-idle and --batch-efficiency are for a whole training: pass --energy-j or --finish-within"
+        )
     board = open_named(device, state_dir)
     with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
         fitted = read_fitted(state_dir, board, workload).with_minibatches_per_epoch(minibatches_per_epoch)
-        chosen = _chosen(fitted, budget_w, deadline_s, least, probability)
-    content = _content(fitted, chosen, budget_w, deadline_s)
+        if is_training:
+            request = _TrainingRequest(
+                least or (TrainingGoal.TIME if finish_within is None else TrainingGoal.ENERGY),
+                energy_j,
+                None if finish_within is None else seconds(finish_within),
+                1.0 if epochs is None else epochs,
+                above_idle,
+                peak_w,
+                probability,
+            )
+            content = request.content(fitted, read_idle_mw(board, state_dir), _efficiency(batch_efficiency))
+        else:
+            chosen = _chosen(fitted, budget_w, deadline_s, least or TrainingGoal.ENERGY, probability, peak_w)
+            content = _content(fitted, chosen, budget_w, deadline_s)
     if json_:
         print_json(content)
+    elif is_training:
+        _print_training(content, board.board_kind)
     else:
         _print(content, board.board_kind)
 
 
+def _efficiency(path: Path | None) -> BatchEfficiency | None:
+    from wattfleet.core.choosing import BatchEfficiency
+    from wattfleet.core.errors import InvalidInputError
+
+    if path is None:
+        return None
+    try:
+        return BatchEfficiency.from_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _within_peak(fitted: FittedDevice, known: KnownModes, peak_w: float | None, probability: float) -> KnownModes:
+    """Return the modes whose peak power keeps a limit."""
+    from dataclasses import replace
+
+    from wattfleet.core.errors import InfeasibleBudgetError
+
+    if peak_w is None:
+        return known
+    safe_mw = replace(known, power_mw=fitted.peaks_mw(known)).safe_power_mw(probability)
+    kept = safe_mw <= peak_w * 1e3
+    if not kept.any():
+        raise InfeasibleBudgetError(
+            f"no mode has a peak of at most {peak_w:g} W with a probability of {probability:g}: allow at least"
+            f" {math.ceil(safe_mw.min() / 100) / 10:.1f} W"
+        )
+    return known.among(kept)
+
+
+def _require_length(fitted: FittedDevice) -> None:
+    from wattfleet.core.errors import InvalidInputError
+
+    if fitted.is_length_assumed:
+        raise InvalidInputError(
+            f"the number of minibatches per epoch of {fitted.workload.workload.name!r} is unknown, and so is the "
+            f"duration of an epoch: pass --minibatches-per-epoch, or let an app train it with `profiled(...)`"
+        )
+
+
 def _chosen(
-    fitted: FittedDevice, budget_w: float | None, deadline_s: float | None, least: Goal, probability: float
+    fitted: FittedDevice,
+    budget_w: float | None,
+    deadline_s: float | None,
+    least: TrainingGoal,
+    probability: float,
+    peak_w: float | None,
 ) -> ChosenMode:
     from wattfleet.core.choosing import (
         InfeasibleDeadlineError,
@@ -101,18 +203,17 @@ def _chosen(
     )
     from wattfleet.core.errors import InvalidInputError
 
+    known = _within_peak(fitted, fitted.choosable, peak_w, probability)
     if budget_w is not None:
-        return fastest_within_budget(fitted.choosable, budget_w * 1e3, probability)
+        return fastest_within_budget(known, budget_w * 1e3, probability)
     assert deadline_s is not None
-    if fitted.is_length_assumed:
-        raise InvalidInputError(
-            f"the number of minibatches per epoch of {fitted.workload.workload.name!r} is unknown, and so is the "
-            f"duration of an epoch: pass --minibatches-per-epoch, or let an app train it with `profiled(...)`"
-        )
-    by_deadline = {Goal.energy: least_energy_by_deadline, Goal.power: lowest_power_by_deadline}[least]
+    _require_length(fitted)
+    by_deadline = {TrainingGoal.ENERGY: least_energy_by_deadline, TrainingGoal.POWER: lowest_power_by_deadline}
+    if least not in by_deadline:
+        raise InvalidInputError("--least time is for --energy-j: with --deadline-s, pass energy or power")
     count = fitted.minibatches_per_epoch
     try:
-        return by_deadline(fitted.choosable, deadline_s * 1e3 / count, probability)
+        return by_deadline[least](known, deadline_s * 1e3 / count, probability)
     except InfeasibleDeadlineError as error:
         # Rounded up, so that allowing this time is enough.
         least_s = math.ceil(error.least_ms * count / 100) / 10
@@ -159,6 +260,149 @@ def _print(content: Mapping[str, Any], board: str) -> None:
     console.print(MODE_LEGEND, style="dim")
     if content["is_epoch_length_assumed"]:
         console.print(assumed_length(content["minibatches_per_epoch"]), style="dim", soft_wrap=True)
+    console.print(f"Apply it with: wattfleet agent apply {content['argument']}{repeated_options()}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class _TrainingRequest:
+    """What a whole training may take, and what the choice of its mode minimizes."""
+
+    goal: TrainingGoal
+    energy_j: float | None
+    within_s: float | None
+    epochs: float
+    is_above_idle: bool
+    peak_w: float | None
+    probability: float
+
+    def __post_init__(self) -> None:
+        from wattfleet.core.budgets import require_joules
+        from wattfleet.core.errors import InvalidInputError
+
+        if self.energy_j is not None:
+            require_joules("--energy-j", self.energy_j)
+        if not 0 < self.epochs < math.inf:
+            raise InvalidInputError(f"--epochs must be above 0 and finite, not {self.epochs:g}")
+
+    def content(
+        self, fitted: FittedDevice, idle_mw: float | None, efficiency: BatchEfficiency | None
+    ) -> dict[str, Any]:
+        """Choose, and return the choice and the front of time against energy as a JSON object."""
+        from wattfleet.core.errors import InvalidInputError
+
+        _require_length(fitted)
+        if self.is_above_idle and idle_mw is None:
+            raise InvalidInputError(
+                "the device's idle power is not known: run `wattfleet agent profile`, or the agent, which measure it"
+            )
+        known = fitted.choosable if efficiency is None else fitted.choosable_with(efficiency)
+        known = _within_peak(fitted, known, self.peak_w, self.probability)
+        free_mw = idle_mw if self.is_above_idle and idle_mw is not None else 0.0
+        trainings = fitted.trainings(known, self.epochs, free_mw, efficiency)
+        within_s, within_j = (math.inf if limit is None else limit for limit in (self.within_s, self.energy_j))
+        best = trainings.best(self.goal, within_s, within_j, self.probability)
+        front = trainings.front().tolist()
+        rows = _rows(fitted, trainings, [best, *front], idle_mw)
+        return {
+            "finish_within_s": self.within_s,
+            "energy_limit_j": self.energy_j,
+            "peak_limit_w": self.peak_w,
+            "least": str(self.goal),
+            "probability": self.probability,
+            "epochs": self.epochs,
+            "minibatches_per_epoch": fitted.minibatches_per_epoch,
+            "idle_w": None if idle_mw is None else idle_mw / 1e3,
+            "counted_energy": "above_idle_j" if self.is_above_idle else "energy_j",
+            **rows[0],
+            "front": rows[1:],
+        }
+
+
+def _rows(
+    fitted: FittedDevice, trainings: KnownTrainings, places: Sequence[int], idle_mw: float | None
+) -> list[dict[str, Any]]:
+    from edge_agent.devices.sysfs import mode_argument
+    from edge_agent.learning.transfer import interval
+
+    known = trainings.known
+    peaks_mw = fitted.peaks_mw(known) if fitted.measured.peak_ratio is not None else None
+    rows = []
+    for place in places:
+        chosen = known.chosen(place)
+        time_s, power_w = float(trainings.time_s[place]), chosen.power_mw / 1e3
+        rows.append(
+            {
+                "mode": chosen.mode._asdict(),
+                "argument": mode_argument(chosen.mode),
+                "label": chosen.mode.label(),
+                "batch": chosen.batch,
+                "measured": chosen.measured,
+                "minibatch_ms": chosen.minibatch_ms,
+                "training_s": time_s,
+                "training_s_interval": interval(time_s, float(known.time_log_sd[place])),
+                "power_w": power_w,
+                "power_w_interval": interval(power_w, float(known.power_log_sd[place])),
+                "peak_w": None if peaks_mw is None else float(peaks_mw[place]) / 1e3,
+                "energy_j": power_w * time_s,
+                "above_idle_j": None if idle_mw is None else max(0.0, power_w - idle_mw / 1e3) * time_s,
+            }
+        )
+    return rows
+
+
+def _print_training(content: Mapping[str, Any], board: str) -> None:
+    import numpy as np
+
+    from edge_agent.learning.transfer import bracket
+    from wattfleet.common.console import duration_text, energy_text
+    from wattfleet.common.tables import Column, FittingTable, columns, facts, numbers
+
+    limits = [
+        "" if content["finish_within_s"] is None else duration_text(content["finish_within_s"]),
+        "" if content["energy_limit_j"] is None else energy_text(content["energy_limit_j"]),
+    ]
+    epochs = f"{content['epochs']:g} epoch{'' if content['epochs'] == 1 else 's'}"
+    title = f"{epochs} on {board} within {' and '.join(filter(None, limits))}"
+    table = facts(title=title, has_lines=True)
+    table.add_row("mode", f"{content['argument']}\n{content['label']}")
+    if content["batch"] is not None:
+        table.add_row("batch", str(content["batch"]))
+    table.add_row("source", "measured" if content["measured"] else "predicted, with 90% interval")
+    table.add_row("training", f"{content['training_s']:.1f} s{bracket(content['training_s_interval'])}")
+    table.add_row("power", f"{content['power_w']:.1f} W{bracket(content['power_w_interval'])}")
+    if content["peak_w"] is not None:
+        table.add_row("peak power", f"{content['peak_w']:.1f} W")
+    table.add_row("energy", f"{energy_text(content['energy_j'])} in all")
+    if content["above_idle_j"] is not None:
+        table.add_row("", f"{energy_text(content['above_idle_j'])} above {content['idle_w']:.1f} W idle")
+    console = terminal()
+    console.print(table)
+    front = content["front"]
+    shown = np.unique(np.linspace(0, len(front) - 1, _FRONT_ROWS).round().astype(int)).tolist()
+    counted = content["counted_energy"]
+    word = "energy above idle" if counted == "above_idle_j" else "energy in all"
+    several = content["batch"] is not None
+    figures = [*(["batch"] if several else []), "training", "W", word]
+    rows = FittingTable(
+        columns("mode", Column("argument of `apply`", rank=1), *map(numbers, figures)),
+        title="Pareto front of time against energy",
+        has_lines=True,
+    )
+    for place in shown:
+        row = front[place]
+        rows.add(
+            row["label"] + (" x" if row["measured"] else ""),
+            row["argument"],
+            *([str(row["batch"])] if several else []),
+            duration_text(row["training_s"]),
+            f"{row['power_w']:.1f}",
+            energy_text(row[counted]),
+        )
+    console.print(rows)
+    if len(shown) < len(front):
+        console.print(f"{len(shown)} of {len(front)} modes shown; --json lists all", style="dim")
+    console.print("x: measured; the others are predicted", style="dim")
+    console.print(MODE_LEGEND, style="dim")
     console.print(f"Apply it with: wattfleet agent apply {content['argument']}{repeated_options()}", soft_wrap=True)
 
 

@@ -317,6 +317,7 @@ def profile(
         with StopSignals.held() as signals, backed_up(board, folder_of_device(device, state_dir)):
             with signals.interrupting(), _live(progress) as (begun, report):
                 found = profile_manually(settings, board, profiled, transferred, state_dir, begun, report)
+                _measure_idle(board, state_dir)
     except StoppedBySignal as stopped:
         typer.echo(
             f"stopped; {count_of(progress.modes, 'mode')} measured and saved, device restored."
@@ -328,6 +329,21 @@ def profile(
         print_json(_content(found, planned))
     else:
         _print(found, planned)
+
+
+def _measure_idle(board: Device, state_dir: Path) -> None:
+    """Measure and store the power of the parked device, unless it is known; warn if it cannot be measured."""
+    from edge_agent.devices.device import ModeNotAppliedError
+    from edge_agent.profiling.mode_measurement import MeasurementError
+    from edge_agent.profiling.profiler import Profiler
+    from edge_agent.profiling.stored_profile import keep_idle, read_idle_mw
+    from edge_agent.runtime.readiness import parked_mode
+
+    if read_idle_mw(board, state_dir) is None:
+        try:
+            keep_idle(Profiler(board).measure_idle(parked_mode(board)), board, state_dir)
+        except (MeasurementError, ModeNotAppliedError) as error:
+            typer.echo(f"the idle power is not known: {error}", err=True)
 
 
 class _Measured:
@@ -395,6 +411,7 @@ def _content(found: ManualProfile, planned: PlannedMethod) -> dict[str, Any]:
                 "minibatch_spread": record.minibatch_spread,
                 "power_w": record.power_mw / 1e3,
                 "power_spread": record.power_spread,
+                "peak_w": None if record.peak_mw is None else record.peak_mw / 1e3,
                 "seconds": record.seconds,
             }
             for record in found.records
@@ -422,6 +439,7 @@ def _print(found: ManualProfile, planned: PlannedMethod) -> None:
             numbers("time spread", rank=2),
             numbers("W"),
             numbers("power spread", rank=2),
+            numbers("W peak", rank=2),
             numbers("seconds", rank=1),
         ),
         title=f"{content['device_id']} ({content['board']}, {content['provenance']}), {content['workload']}, minibatch"
@@ -435,6 +453,7 @@ def _print(found: ManualProfile, planned: PlannedMethod) -> None:
             f"{row['minibatch_spread']:.1%}",
             f"{row['power_w']:.1f}",
             f"{row['power_spread']:.1%}",
+            "-" if row["peak_w"] is None else f"{row['peak_w']:.1f}",
             f"{row['seconds']:.0f}",
         )
     console.print(table)

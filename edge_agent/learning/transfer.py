@@ -307,9 +307,9 @@ class Expectation:
             "measured": self.measured,
             "minibatch_ms": self.minibatch_ms,
             "epoch_s": self.epoch_s,
-            "epoch_s_interval": _interval(self.epoch_s, self.time_log_sd),
+            "epoch_s_interval": interval(self.epoch_s, self.time_log_sd),
             "power_w": self.power_w,
-            "power_w_interval": _interval(self.power_w, self.power_log_sd),
+            "power_w_interval": interval(self.power_w, self.power_log_sd),
             "epoch_kj": self.epoch_s * self.power_w / 1e3,
         }
 
@@ -333,8 +333,8 @@ def lines_of(content: Mapping[str, Any]) -> dict[str, str]:
     return {
         "source": "measured" if content["measured"] else f"predicted, with {INTERVAL:.0%} interval",
         "minibatch": f"{content['minibatch_ms']:.1f} ms",
-        "epoch": f"{content['epoch_s']:.1f} s{_bracket(content['epoch_s_interval'])}",
-        "power": f"{content['power_w']:.1f} W{_bracket(content['power_w_interval'])}",
+        "epoch": f"{content['epoch_s']:.1f} s{bracket(content['epoch_s_interval'])}",
+        "power": f"{content['power_w']:.1f} W{bracket(content['power_w_interval'])}",
         "energy": f"{content['epoch_kj']:.1f} kJ per epoch",
     }
 
@@ -351,12 +351,14 @@ def _below(ratio: float, log_sd: float) -> float:
     return NormalDist().cdf(float(np.log(ratio)) / log_sd)
 
 
-def _interval(median: float, log_sd: float) -> list[float] | None:
+def interval(median: float, log_sd: float) -> list[float] | None:
+    """Return the two ends of the `INTERVAL` of a predicted value; None for a measured one."""
     if log_sd == 0:
         return None
     factor = float(np.exp(NormalDist().inv_cdf((1 + INTERVAL) / 2) * log_sd))
     return [median / factor, median * factor]
 
 
-def _bracket(interval: list[float] | None) -> str:
-    return "" if interval is None else f" [{interval[0]:.1f} to {interval[1]:.1f}]"
+def bracket(ends: list[float] | None) -> str:
+    """Return an interval as text; empty if there is none."""
+    return "" if ends is None else f" [{ends[0]:.1f} to {ends[1]:.1f}]"

@@ -239,11 +239,13 @@ class Settled:
         median: the median, in the quantity's unit.
         spread: robust standard deviation of single values, as a share of the median.
         count: number of values.
+        highest: the highest value, in the quantity's unit.
     """
 
     median: float
     spread: float
     count: int
+    highest: float
 
     @property
     def error(self) -> float:
@@ -292,7 +294,8 @@ def level_mw(trace: PowerTrace) -> Settled | None:
 
 def _summary(values: NDArray[np.float64]) -> Settled:
     median = float(np.median(values))
-    return Settled(median, _MAD_TO_SD * float(np.median(np.abs(values - median))) / median, len(values))
+    spread = _MAD_TO_SD * float(np.median(np.abs(values - median))) / median
+    return Settled(median, spread, len(values), float(values.max()))
 
 
 # --- Mode measurement -------------------------------------------------------------------------------------------------
@@ -460,6 +463,7 @@ class ModeMeasurement:
             fetch_stall_ms=float(np.median([times.fetch_stall_ms for times in known])) if known else None,
             compute_ms=float(np.median([times.compute_ms for times in known])) if known else None,
             first_minibatch_ms=self._minibatch_ms[0],
+            peak_mw=power.highest,
         )
 
     def stop(self) -> None:

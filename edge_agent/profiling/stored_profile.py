@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -18,16 +19,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.devices.device import Device
-from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE, WORKLOAD_FILE, WORKLOADS_DIRECTORY
+from edge_agent.paths import IDLE_FILE, PREDICTOR_DIRECTORY, PROFILE_FILE, WORKLOAD_FILE, WORKLOADS_DIRECTORY
 from edge_agent.profiling.journal import Journal, JournalError, read_header
 from edge_agent.profiling.known_workload import KnownWorkload
 from edge_agent.profiling.mode_measurement import ExcludedModes
 from wattfleet.common.atomic_files import make_state_folder, read_regular_file, replace_file, require_own_folder
 from wattfleet.common.parsing import parse_json
-from wattfleet.core.choosing import Front, KnownModes, predicted_front
+from wattfleet.core.choosing import BatchEfficiency, Front, KnownModes, KnownTrainings, predicted_front
 from wattfleet.core.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.core.modes import BatchArray, JournalHeader, PowerMode, Profile, ProfilingMethod, Workload, WorkloadFacts
-from wattfleet.core.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
+from wattfleet.core.modes import (
+    BatchArray,
+    JournalHeader,
+    PowerMode,
+    Profile,
+    ProfilingMethod,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+)
+from wattfleet.core.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor, warmup_s
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +58,8 @@ class MeasuredProfile:
         first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
         method: the method that last selected modes.
         data_waits: share of a minibatch's time spent waiting for data, 0 to 1, in the modes where this was measured.
+        peak_ratio: highest ratio of a measured mode's peak power to its median power; None if no peak was recorded.
+        peaks_mw: peak power of each mode and batch where it was recorded, mW.
     """
 
     header: JournalHeader
@@ -61,6 +73,8 @@ class MeasuredProfile:
     first_gcycles: float
     method: ProfilingMethod
     data_waits: Mapping[PowerMode, float]
+    peak_ratio: float | None
+    peaks_mw: Mapping[tuple[PowerMode, int], float]
 
     @classmethod
     def of(cls, journal: Journal) -> MeasuredProfile:
@@ -80,6 +94,12 @@ class MeasuredProfile:
                 record.mode: record.fetch_stall_ms / record.minibatch_ms
                 for record in journal.records
                 if record.fetch_stall_ms is not None
+            },
+            max((each.peak_mw / each.power_mw for each in journal.records if each.peak_mw is not None), default=None),
+            {
+                (each.mode, each.batch or journal.header.minibatch): each.peak_mw
+                for each in journal.records
+                if each.peak_mw is not None
             },
         )
 
@@ -108,6 +128,72 @@ class FittedDevice:
     def choosable(self) -> KnownModes:
         """The values of the allowed modes; predictions for excluded ones may be too optimistic."""
         return self.known.among(self._allowed)
+
+    def choosable_with(self, efficiency: BatchEfficiency) -> KnownModes:
+        """Return the values of the allowed modes with each batch of an efficiency that fits into the memory.
+
+        Raises:
+            InvalidInputError: none of the batches fits into the memory, or the predictor predicts one batch only.
+        """
+        too_large = self.workload.too_large_batch or math.inf
+        batches = [each for each in efficiency.batches if efficiency.knows(each) and each < too_large]
+        if not batches:
+            raise InvalidInputError(
+                f"no batch of the efficiency fits into the device's memory: use one with a batch below {too_large:g}"
+            )
+        modes = self.known.modes[self._allowed]
+        profile = self.measured.profile
+        if profile.batch is None:
+            profile = replace(profile, batch=np.full(len(profile), self.measured.batch))
+        batch = np.repeat(batches, len(modes))
+        repeated = np.tile(modes, (len(batches), 1))
+        return KnownModes.of(repeated, self.predictor.predict(repeated, batch), profile, batch)
+
+    def trainings(
+        self, known: KnownModes, epochs: float, idle_mw: float, efficiency: BatchEfficiency | None = None
+    ) -> KnownTrainings:
+        """Return time and energy of a training in each of some modes.
+
+        With an efficiency, an epoch with another batch has the minibatches that make the progress of an epoch with the
+        current one.
+
+        Args:
+            known: the modes, with their batches if there is an efficiency.
+            epochs: epochs of the training.
+            idle_mw: mW that do not count as energy.
+            efficiency: the samples needed with each batch.
+
+        Raises:
+            InvalidInputError: the efficiency of the current batch is not known.
+        """
+        minibatches = np.full(len(known.modes), epochs * self.minibatches_per_epoch)
+        if efficiency is not None:
+            sizes, index = np.unique(known.stated_batch(), return_inverse=True)
+            own = self.measured.batch
+            shares = [own / size * efficiency.of(size) / efficiency.of(own) for size in sizes.tolist()]
+            minibatches = np.maximum(1.0, minibatches * np.array(shares)[index])
+        warm_s = warmup_s(known.modes, known.minibatch_ms, self.measured.first_gcycles)
+        return KnownTrainings(known, minibatches, warm_s, idle_mw)
+
+    def peaks_mw(self, known: KnownModes) -> NDArray[np.float64]:
+        """Return the peak power of some modes, `[n]` mW: recorded, or estimated from the power.
+
+        The estimate is the power times the highest ratio of peak to median in any measured mode.
+
+        Raises:
+            InvalidInputError: no peak was recorded.
+        """
+        if self.measured.peak_ratio is None:
+            raise InvalidInputError(
+                "no peak power was recorded, as the profile is of an earlier version: measure one more mode with"
+                " `wattfleet agent profile`, or limit the median power with --budget-w"
+            )
+        peaks = known.power_mw * self.measured.peak_ratio
+        batch = known.batch if known.batch is not None else np.full(len(known.modes), self.measured.batch)
+        for place in np.flatnonzero(known.measured).tolist():
+            (mode,) = array_to_modes(known.modes[place : place + 1])
+            peaks[place] = self.measured.peaks_mw.get((mode, int(batch[place])), peaks[place])
+        return peaks
 
     @property
     def front(self) -> Front:
@@ -286,6 +372,47 @@ def require_profile_of(device: Device, measured: MeasuredProfile, state_director
             f"{state_directory}: holds a profile whose figures are of {measured.header.basis or 'an earlier meter'},"
             f" but this device's are of {device.basis}: run `wattfleet agent profile`, which keeps both apart"
         )
+
+
+# --- Idle power -------------------------------------------------------------------------------------------------------
+# What the device draws while it trains nothing: one value for all workloads.
+
+
+def keep_idle(idle_mw: float, device: Device, state_directory: Path) -> None:
+    """Store the idle power of a device, mW; log a failure."""
+    path = state_directory / IDLE_FILE
+    try:
+        replace_file(path, json.dumps({**_source_of(device), "idle_mw": idle_mw}).encode() + b"\n")
+    except OSError as error:
+        _log.error("%s: cannot be written: %s; the idle power is kept in memory only", path, error.strerror)
+
+
+def read_idle_mw(device: Device, state_directory: Path) -> float | None:
+    """Return the stored idle power of a device, mW; None if none is stored, or if it is not comparable.
+
+    Raises:
+        InvalidInputError: the file is damaged, or cannot be read.
+    """
+    path = state_directory / IDLE_FILE
+    try:
+        content = parse_json(read_regular_file(path))
+        idle_mw = float(content.pop("idle_mw"))
+        if not 0 <= idle_mw < math.inf:
+            raise ValueError("the idle power is not finite and at least 0")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InvalidInputError(
+            f"{path}: is damaged; remove it, and run `wattfleet agent profile` or restart the agent, which measures the"
+            " idle power again"
+        ) from None
+    return idle_mw if content == _source_of(device) else None
+
+
+def _source_of(device: Device) -> dict[str, str]:
+    return {"board_kind": device.board_kind, "provenance": device.provenance, "basis": device.basis}
 
 
 # --- Workload folders -------------------------------------------------------------------------------------------------

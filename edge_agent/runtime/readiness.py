@@ -22,7 +22,7 @@ from edge_agent.profiling.journal import Journal, JournalError, keep_apart, requ
 from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import ProfiledWorkload, built_in_workload
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.profiling.stored_profile import WorkloadFolders
+from edge_agent.profiling.stored_profile import WorkloadFolders, keep_idle
 from edge_agent.serving.duty_planning import DutyPlanning
 from edge_agent.settings import AgentSettings
 from edge_agent.workloads.loading import OpenSteps
@@ -237,13 +237,14 @@ def prepare_device(
         if ahead:
             workloads.learner(UNNAMED)
         parked = parked_mode(device)
-        idle_w = Profiler(device).measure_idle(resting(parked)) / 1e3
+        idle_mw = Profiler(device).measure_idle(resting(parked))
     except BaseException:
         workloads.close()
         raise
+    keep_idle(idle_mw, device, identity.state_dir)
     return Readiness(
         workloads,
-        idle_w,
+        idle_mw / 1e3,
         parked,
         references[0].digest,
         ahead,

@@ -21,9 +21,9 @@ from edge_agent.devices.jetson.description import describe, open_described, read
 from edge_agent.devices.jetson.nvpmodel_conf import parse_conf
 from edge_agent.diagnosis import jetson_findings
 from edge_agent.exporter import read_url
-from edge_agent.paths import BACKUP_FILE, EXPORTER_FILE, PROFILE_FILE, REVOKED_FILE, SESSION_FILE
+from edge_agent.paths import BACKUP_FILE, EXPORTER_FILE, IDLE_FILE, PROFILE_FILE, REVOKED_FILE, SESSION_FILE
 from edge_agent.profiling.journal import Journal
-from edge_agent.profiling.stored_profile import read_predictor, read_profile
+from edge_agent.profiling.stored_profile import read_idle_mw, read_predictor, read_profile
 from edge_agent.runtime.agent import installation_name
 from edge_agent.session.certificate_keeper import RevokedCertificates
 from edge_agent.session.outbox import Outbox, OutboxFile
@@ -95,6 +95,7 @@ def formats(profiled: Path, board: Device, folder: Path) -> dict[str, Format]:
         "corpus": Format({"corpus.csv": _CORPUS}, lambda at: read_corpus(at / "corpus.csv")),
         "journal": Format({PROFILE_FILE: journal}, open_journal),
         "profile of the agent's commands": Format({PROFILE_FILE: journal}, read_profile),
+        "idle power": Format({IDLE_FILE: (profiled / IDLE_FILE).read_bytes()}, lambda at: read_idle_mw(board, at)),
         "knob backup": Format({BACKUP_FILE: _knobs(board, folder)}, restore_knobs),
         "outbox": Format({"outbox.jsonl": _outbox(folder)}, lambda at: Outbox(OutboxFile(at / "outbox.jsonl"))),
         "welcome": Format({"welcome.json": _WELCOME}, lambda at: WelcomeFile(at / "welcome.json").load()),

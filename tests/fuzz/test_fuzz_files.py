@@ -22,7 +22,7 @@ FORMATS = (
     "site file", "coordinator settings", "agent settings", "corpus", "journal", "profile of the agent's commands",
     "knob backup", "outbox", "welcome", "session status", "installation", "reference", "predictor of the agent",
     "nvpmodel.conf", "Prometheus answer", "journal of proxy runs", "store", "address of metrics",
-    "revoked certificates", "description of a board",
+    "revoked certificates", "description of a board", "idle power",
 )  # fmt: skip
 
 

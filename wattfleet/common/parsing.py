@@ -22,6 +22,10 @@ _LONG_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*(?:{_KEY_PART}\.[ \t]*){{{_MAX_DEPT
 _MAX_DIGITS = 19
 """Maximum of digits of a 64-bit integer."""
 
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SPAN = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
+_SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+
 
 def parse_json(text: str | bytes) -> Any:
     """Parse one JSON document.
@@ -126,3 +130,17 @@ def utc_from(unix_s: float) -> datetime:
         return datetime.fromtimestamp(unix_s, timezone.utc)
     except (OverflowError, OSError) as error:
         raise ValueError(f"{unix_s} is not a date") from error
+
+
+def seconds(span: str) -> float:
+    """Convert a duration such as 90s, 45m, 2h, 1d or 1h30m to seconds.
+
+    Raises:
+        InvalidInputError: the text is not a duration, or it is zero.
+    """
+    from wattfleet.core.errors import InvalidInputError
+
+    total_s = sum(float(amount) * _UNIT_S[unit] for amount, unit in _SPAN_PART.findall(span))
+    if not (_SPAN.fullmatch(span) and total_s > 0):
+        raise InvalidInputError(f"{span!r} is not a duration: write 90s, 45m, 2h, 1d or 1h30m")
+    return total_s

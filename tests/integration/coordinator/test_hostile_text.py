@@ -172,6 +172,7 @@ async def test_no_text_of_a_peer_becomes_an_element_of_a_page(config: Coordinato
         f"/devices/{quote(_ORIN)}": ("orin", "board", "tag", "detail", "name", "workload", "preset"),
         f"/what-if?budget:site={asked}&policy={asked}&clients={asked}&deadline_s={asked}": ("asked",),
         "/what-if?budget:site=60": ("orin",),
+        f"/energy?by={asked}&month={asked}": ("asked",),
         "/events": ("orin", "name", "error", "strategy"),
         f"/events?kind={asked}&device={asked}&run={asked}&supply={asked}": ("asked",),
     }

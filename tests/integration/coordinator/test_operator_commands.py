@@ -11,7 +11,6 @@ import grpc
 import pytest
 
 from coordinator.cli.client import InvalidRequestError, RequestFailedError
-from coordinator.cli.plan import seconds
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import (
     READY,
@@ -25,6 +24,7 @@ from tests.fakes.served import (
     status,
 )
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, RUN_NAME
+from wattfleet.common.parsing import seconds
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.prediction import Artefact, write_artefact
 from wattfleet_proto.convert import front_to_message

@@ -57,6 +57,7 @@ async def test_every_page_loads_without_a_complaint(circuits: CoordinatorSetting
         "runs": "/runs",
         "run": f"/runs/{RUN}",
         "device": "/devices/agx-orin-1",
+        "energy": "/energy?by=site,run,device&month=",
         "what-if": "/what-if?budget:site=100",
         "events": "/events",
         "no-device": "/?text=nothing",
@@ -99,6 +100,7 @@ async def test_an_unknown_device_and_a_wrong_number_say_what_to_do(config: Coord
             ("/nowhere", 404, "There is no such page"),
             ("/what-if?budget:site=many", 200, "the budget of site must be a number"),
             ("/events?kind=party", 200, "unknown kind of event 'party': use device, run, round, budget, coordinator"),
+            ("/energy?by=room", 200, "name one or more of site, run, device"),
             ("/runs?label=site", 200, "a label is written as KEY=VALUE"),
         ):
             answer = await tab.page.goto(url + path)

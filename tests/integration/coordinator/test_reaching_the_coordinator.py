@@ -321,6 +321,7 @@ async def test_watching_as_json_goes_on_while_the_coordinator_is_away(
 IN_PLAINTEXT = [
     *("devices", "device orin", "nodes", "workloads", "runs", "rounds", f"round {RUN} 1", "forecast", "plan --dry-run"),
     *(
+        "energy --by site,run,device",
         "events --kind device",
         "plan --dry-run --budget site=50 --policy random --clients 1",
         "profile --workload lenet --devices nano",

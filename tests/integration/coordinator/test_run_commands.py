@@ -8,6 +8,7 @@ import re
 import sys
 import time
 import urllib.request
+from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from coordinator.cli.export.tables import COLUMNS
 from coordinator.cli.runs import run_id_of
+from coordinator.display.values import energy_rows, is_in_month
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.fleets import columns_of
 from tests.fakes.flower_in_process import ARRAYS, GridOfNodes, Node
@@ -33,7 +35,7 @@ from wattfleet.core.modes import PowerMode
 from wattfleet.flower import PowerAware, Quorum
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2
+from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
 
 # --- Run commands -----------------------------------------------------------------------------------------------------
 # The commands `runs` and `round`, and runs that are named by the first characters of their ids.
@@ -106,6 +108,62 @@ async def test_a_forecast_says_what_a_run_still_needs(config: CoordinatorSetting
         with pytest.raises(InvalidInputError, match=f"run {RUN_NAME} has ended: .* shows what it needed"):
             await shell("forecast")
         assert "to the last round" not in await page_of(client, f"/runs/{RUN}")
+
+
+async def test_energy_is_added_up_by_month_and_site_run_and_device(config: CoordinatorSettings, tmp_path: Path) -> None:
+    config = config.model_copy(update={"site": config.site.model_copy(update=rack_and_roof(tmp_path))})
+    async with served_with_shell(config) as (client, shell):
+        assert (await shell("energy")).stdout == "no training yet in this time\n"
+        orin, nano = await client.two_ready()
+        plan = await a_round(client, orin)
+        month = f"{datetime.now(timezone.utc):%Y-%m}"
+        [row] = await asked(shell, "energy", "--by", "run")
+        expected = {"month": month, "run": RUN_NAME, "observed_trainings": 1, "trainings": 2}
+        assert row == {**expected, "training_j": pytest.approx(JOULES["orin"])}
+        await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
+        devices = await asked(shell, "energy", "--by", "site,device", "--month", month)
+        assert {each["device"]: each["training_j"] for each in devices} == pytest.approx(JOULES)
+        sites = {each["site"]: each["training_j"] for each in await asked(shell, "energy")}
+        assert len(sites) == 2 and sum(sites.values()) == pytest.approx(sum(JOULES.values()))
+        assert {each["site"] for each in devices} == set(sites)
+        lines = (await shell("energy", "--by", "device", "--csv")).stdout.splitlines()
+        assert lines[0] == "month,device,training_j,observed_trainings,trainings"
+        assert [float(each["training_j"]) for each in csv.DictReader(lines)] == pytest.approx(
+            sorted(JOULES.values(), reverse=True)
+        )
+        shown = (await shell("energy", "--by", "run", columns=100)).stdout.splitlines()
+        assert shown[1].split() == [month, RUN_NAME, "1.2", "kJ", "0.000", "2", "trainings"]
+        assert await asked(shell, "energy", "--month", "2001-02") == []
+        for arguments, why in (
+            (("--by", "room"), "name one or more of site, run, device"),
+            (("--by", "run,run"), "each once"),
+            (("--month", "11/2026"), "is not a month: write it as 2026-11"),
+            (("--csv", "--json"), "pass --csv or --json"),
+        ):
+            with pytest.raises(InvalidInputError, match=why):
+                await shell("energy", *arguments)
+        page = await page_of(client, "/energy?by=device")
+        assert page.count(month) >= 3 and "1 of 1" in page and "1.2 kJ in all" in page
+        assert "No training in this month" in await page_of(client, "/energy?month=2001-02")
+        assert "is not a month" in await page_of(client, "/energy?month=May")
+
+
+async def test_a_training_counts_in_the_month_of_its_round() -> None:
+    at_s = [datetime(2026, 10, 31, 23, 59, tzinfo=timezone.utc), datetime(2026, 11, 1, tzinfo=timezone.utc)]
+    runs = {
+        "a": {("2026-10", "nano"): (5.0, 1, 1), ("2026-11", "nano"): (7.0, 2, 3)},
+        "b": {("2026-11", "gone"): (0.0, 0, 1)},
+    }
+    rows = energy_rows(runs, {"a": "first", "b": "second"}, {"nano": "roof"}, ("site",), None)
+    assert [(row["month"], row["site"], row["training_j"], row["trainings"]) for row in rows] == [
+        ("2026-11", "roof", 7.0, 3),
+        ("2026-11", "unknown", None, 1),
+        ("2026-10", "roof", 5.0, 1),
+    ]
+    assert [row["month"] for row in energy_rows(runs, {"a": "f", "b": "s"}, {}, ("run",), "2026-10")] == ["2026-10"]
+    run = view_pb2.RunView(run_id="a", started_unix_s=at_s[0].timestamp(), finished_unix_s=at_s[1].timestamp())
+    kept = [month for month in ("2026-09", "2026-10", "2026-11", "2026-12") if is_in_month(run, month)]
+    assert kept == ["2026-10", "2026-11"]
 
 
 async def test_a_tariff_is_read_from_its_file(config: CoordinatorSettings, tmp_path: Path) -> None:

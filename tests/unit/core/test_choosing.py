@@ -21,7 +21,10 @@ from wattfleet.core.choosing import (
     MAX_FRONT_POINTS,
     Front,
     InfeasibleDeadlineError,
+    InfeasibleTrainingError,
     KnownModes,
+    KnownTrainings,
+    TrainingGoal,
     fastest_within_budget,
     least_energy_by_deadline,
     lowest_power_by_deadline,
@@ -124,6 +127,76 @@ def test_a_choice_keeps_the_budget_and_no_measured_mode_would_be_faster(
         assert chosen.power_mw <= budget
     within = measured.power_mw <= budget
     assert not (measured.minibatch_ms[within] < chosen.minibatch_ms).any()
+
+
+# --- A training within joules and a time ------------------------------------------------------------------------------
+
+
+def trainings(seed: int) -> tuple[KnownTrainings, list[tuple[float, float, float]]]:
+    """Measured trainings in eight modes, and for each its seconds, joules above 4 W, and mW, computed one by one."""
+    rng = np.random.default_rng(seed)
+    ms, mw = rng.integers(10, 40, 8).astype(float), rng.integers(5, 30, 8) * 1e3
+    minibatches, warmup = rng.integers(100, 400, 8).astype(float), rng.integers(0, 20, 8).astype(float)
+    modes = np.column_stack([np.arange(1, 9), *np.full((3, 8), 1e9)])
+    known = KnownModes.only_measured(Profile(modes, ms, mw))
+    expected = []
+    for i in range(8):
+        time_s = warmup[i] + minibatches[i] * ms[i] / 1e3
+        expected.append((time_s, (mw[i] - 4e3) / 1e3 * time_s, mw[i]))
+    return KnownTrainings(known, minibatches, warmup, 4e3), expected
+
+
+@given(seed=st.integers(0, 10_000), within_s=st.floats(1, 40), within_j=st.floats(1, 900))
+def test_a_training_takes_the_least_that_is_possible_within_both_limits(
+    seed: int, within_s: float, within_j: float
+) -> None:
+    known, each = trainings(seed)
+    kept = [costs for costs in each if costs[0] <= within_s and costs[1] <= within_j]
+    for goal, column in ((TrainingGoal.TIME, 0), (TrainingGoal.ENERGY, 1), (TrainingGoal.POWER, 2)):
+        if kept:
+            chosen = each[known.best(goal, within_s, within_j)]
+            assert chosen in kept
+            assert chosen[column] == pytest.approx(min(costs[column] for costs in kept))
+        else:
+            with pytest.raises(InfeasibleTrainingError, match="allow at least"):
+                known.best(goal, within_s, within_j)
+
+
+@given(seed=st.integers(0, 10_000))
+def test_the_front_of_trainings_has_those_that_no_other_beats(seed: int) -> None:
+    known, each = trainings(seed)
+    unbeaten = {
+        costs[:2]
+        for costs in each
+        if not any(other[0] <= costs[0] and other[1] <= costs[1] and other[:2] != costs[:2] for other in each)
+    }
+    front = [each[place][:2] for place in known.front().tolist()]
+    assert {(round(s, 6), round(j, 6)) for s, j in front} == {(round(s, 6), round(j, 6)) for s, j in unbeaten}
+    assert front == sorted(front)
+
+
+def test_an_infeasible_training_names_the_earliest_end_and_the_least_joules() -> None:
+    modes = np.column_stack([[1, 2], *np.full((3, 2), 1e9)])
+    known = KnownModes.only_measured(Profile(modes, np.array([100.0, 200.0]), np.array([30e3, 10e3])))
+    both = KnownTrainings(known, np.full(2, 1000.0), np.zeros(2))  # 100 s and 3,000 J; 200 s and 2,000 J
+    with pytest.raises(InfeasibleTrainingError, match="within 99 s .*: allow at least 100 s"):
+        both.best(TrainingGoal.ENERGY, within_s=99)
+    with pytest.raises(InfeasibleTrainingError, match="at most 1,999 J .*: allow at least 2,000 J"):
+        both.best(TrainingGoal.TIME, within_j=1999)
+    with pytest.raises(InfeasibleTrainingError, match="within 150 s .*: allow at least 200 s, or at least 3,000 J"):
+        both.best(TrainingGoal.TIME, within_s=150, within_j=2500)
+
+
+def test_a_predicted_training_keeps_its_joules_with_the_stated_probability() -> None:
+    modes = np.column_stack([[1], *np.full((3, 1), 1e9)])
+    prediction = Prediction(*(np.array([value]) for value in (100.0, 10e3, 0.05, 0.1)))
+    known = KnownTrainings(KnownModes.of(modes, prediction), np.array([1000.0]), np.zeros(1), 6e3)
+    rng = np.random.default_rng(0)
+    drawn_s = 100 * np.exp(rng.normal(0, 0.05, 100_000))
+    drawn_j = np.maximum(10 * np.exp(rng.normal(0, 0.1, 100_000)) - 6, 0) * drawn_s
+    for probability in (0.5, 0.8, 0.9):
+        assert (drawn_j <= known.safe_energy_j(probability)[0]).mean() == pytest.approx(probability, abs=0.02)
+    assert (drawn_j <= known.safe_energy_j(0.95)[0]).mean() >= 0.95, "a log-normal tail is longer than the true one"
 
 
 # --- Front ------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tests.fakes.agent_settings import only_workload
 from tests.fakes.faked_jetson import ORIN_NANO, FakedJetson
 from tests.fakes.fleets import front
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.core.choosing import Front
+from wattfleet.core.choosing import BatchEfficiency, Front
 from wattfleet.core.choosing.choice import PROBABILITY
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import (
@@ -140,6 +140,122 @@ def test_seconds_of_an_epoch_of_unknown_length_are_said_to_be_assumed(run, of_un
         assert (content["is_epoch_length_assumed"], content["minibatches_per_epoch"]) == (True, 2000)
 
 
+def true_training():
+    """Of the board as it really is: seconds of an epoch of 2,000 minibatches, and joules in all, by mode."""
+    modes = SimulatedDevice("orin-nano", 0).modes
+    minibatch_ms, power_mw = SimulatedDevice("orin-nano", 0).truth(modes)
+    return minibatch_ms * 2, minibatch_ms * 2 * power_mw / 1e3
+
+
+def test_a_training_ends_in_time_with_nearly_the_least_energy(run):
+    content = run("choose", "--finish-within", "15m", "--json").content
+    true_s, true_j = true_training()
+    minibatch_ms, power_mw = truth(content["mode"])
+    assert minibatch_ms * 2 <= 900
+    assert minibatch_ms * 2 * power_mw / 1e3 <= 1.08 * true_j[true_s <= 900].min()
+    assert (content["counted_energy"], content["least"]) == ("energy_j", "energy")
+    assert content["energy_j"] == pytest.approx(content["power_w"] * content["training_s"])
+    above = (content["power_w"] - content["idle_w"]) * content["training_s"]
+    assert content["above_idle_j"] == pytest.approx(above)
+
+
+def test_a_training_of_several_epochs_takes_as_many_times_as_long(run):
+    one, three = (run("choose", "--finish-within", "2h", "--epochs", n, "--json").content["front"] for n in (1, 3))
+    by_mode = {row["argument"]: row for row in three}
+    longer = [by_mode[row["argument"]]["training_s"] / row["training_s"] for row in one if row["argument"] in by_mode]
+    assert longer and all(2.5 < each <= 3 for each in longer), "the warm-up is spent once"
+
+
+def test_joules_above_idle_power_are_a_smaller_number_and_slower_modes_save_more(run):
+    energy = run("choose", "--finish-within", "3h", "--json").content
+    above = run("choose", "--finish-within", "3h", "--above-idle", "--json").content
+    assert above["above_idle_j"] <= energy["above_idle_j"] and energy["energy_j"] <= above["energy_j"]
+    assert above["training_s"] >= energy["training_s"]
+    idle_mw = SimulatedDevice("orin-nano", 0).load(PowerMode(1, 115_200, 306_000_000, 204_000_000)).idle_mw
+    assert above["idle_w"] == pytest.approx(idle_mw / 1e3, rel=0.05)
+
+
+def test_the_front_of_time_and_energy_begins_with_the_fastest_mode(run):
+    front = run("choose", "--energy-j", 1e6, "--json").content["front"]
+    assert [row["training_s"] for row in front] == sorted(row["training_s"] for row in front)
+    assert [row["energy_j"] for row in front] == sorted((row["energy_j"] for row in front), reverse=True)
+    fastest = run("choose", "--energy-j", 1e6, "--json").content
+    assert fastest["argument"] == front[0]["argument"], "with joules alone, the fastest mode is chosen"
+    shown = run("choose", "--energy-j", 1e6).out
+    assert "Pareto front of time against energy" in shown and "energy in all" in shown
+
+
+@pytest.mark.parametrize("limit", [("--finish-within", "1m"), ("--energy-j", 10), ("--finish-within", "7m")])
+def test_the_least_that_an_impossible_training_names_is_enough(run, limit):
+    tight = limit if limit[1] != "7m" else (*limit, "--energy-j", 10)
+    ended = run("choose", *tight)
+    assert ended.code == 2
+    amount, unit = re.search(r"allow at least ([\d,.]+) (s|J)", " ".join(ended.err.split())).groups()
+    option, value = ("--finish-within", f"{amount.replace(',', '')}s") if unit == "s" else ("--energy-j", amount)
+    assert run("choose", option, str(value).replace(",", "")).code == 0
+
+
+def test_the_peak_power_can_be_limited_and_is_recorded_with_the_measurement(run):
+    content = run("choose", "--budget-w", 100, "--json").content
+    limited = run("choose", "--budget-w", 100, "--peak-w", 12, "--json").content
+    assert limited["power_w"] < 12 < content["power_w"]
+    training = run("choose", "--finish-within", "3h", "--peak-w", 9, "--json").content
+    assert training["power_w"] < training["peak_w"] <= 9
+    ended = run("choose", "--budget-w", 100, "--peak-w", 2)
+    assert ended.code == 2 and "no mode has a peak of at most 2 W" in " ".join(ended.err.split())
+
+
+def test_the_batch_is_chosen_with_the_mode(run, tmp_path):
+    small = BatchEfficiency("digits", (8, 16, 32), (0.2, 0.9, 1.0), (0.0, 0.0, 0.0), "runs", False)
+    large = replace(small, relative_samples=(4.0, 4.0, 1.0))
+    for efficiency, batch in ((small, 8), (large, 32)):
+        file = tmp_path / "batch-efficiency.json"
+        file.write_text(efficiency.to_json())
+        content = run("choose", "--finish-within", "2h", "--batch-efficiency", file, "--json").content
+        assert content["batch"] == batch
+        assert {row["batch"] for row in content["front"]} == {batch}
+
+
+def test_a_journal_without_peaks_can_still_be_chosen_from(run, copied):
+    path = only_workload(copied) / "profile.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("peak_mw", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run("choose", "--finish-within", "2h", "--json", state=copied).content["peak_w"] is None
+    ended = run("choose", "--budget-w", 12, "--peak-w", 12, state=copied)
+    assert ended.code == 2 and "no peak power was recorded" in " ".join(ended.err.split())
+
+
+def test_without_idle_power_only_energy_in_all_is_known(run, copied):
+    (copied / "idle.json").unlink()
+    assert run("choose", "--finish-within", "2h", "--json", state=copied).content["above_idle_j"] is None
+    ended = run("choose", "--finish-within", "2h", "--above-idle", state=copied)
+    assert ended.code == 2 and "idle power is not known" in " ".join(ended.err.split())
+    (copied / "idle.json").write_text("{")
+    ended = run("choose", "--finish-within", "2h", state=copied)
+    assert ended.code == 2 and "is damaged; remove it" in " ".join(ended.err.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--budget-w", 12, "--energy-j", 5),
+        ("--budget-w", 12, "--epochs", 2),
+        ("--deadline-s", 800, "--above-idle"),
+        ("--energy-j", "-5"),
+        ("--energy-j", "inf"),
+        ("--finish-within", "soon"),
+        ("--finish-within", "1h", "--epochs", 0),
+        ("--deadline-s", 800, "--least", "time"),
+        ("--finish-within", "1h", "--batch-efficiency", "missing.json"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(run, arguments):
+    ended = run("choose", *arguments)
+    assert (ended.code, ended.out) == (2, "") and ended.err.startswith("wattfleet: ")
+
+
 def test_a_measured_mode_is_said_to_be_measured(run):
     shown = run("choose", "--budget-w", 100).out
     assert "Best mode for orin-nano within 100 W" in shown
@@ -153,7 +269,7 @@ def test_a_measured_mode_is_said_to_be_measured(run):
         (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: give a budget of at least"),
         (["--deadline-s", "1"], "no mode trains an epoch of 2,000 minibatches within 1 s with a probability of 0.95"),
         (["--budget-w", "10", "--probability", "1"], "the probability must be between 0 and 1"),
-        (["--budget-w", "10", "--deadline-s", "10"], "pass exactly one of --budget-w, --deadline-s"),
+        (["--budget-w", "10", "--deadline-s", "10"], "pass exactly one of --budget-w, --deadline-s, or"),
         ([], "pass exactly one of"),
         (["--budget-w", "nan"], "no mode draws at most nan W"),
     ],

@@ -4,7 +4,10 @@ from .batch_efficiency import scaled_learning_rate as scaled_learning_rate
 from .choice import PROBABILITY as PROBABILITY
 from .choice import ChosenMode as ChosenMode
 from .choice import InfeasibleDeadlineError as InfeasibleDeadlineError
+from .choice import InfeasibleTrainingError as InfeasibleTrainingError
 from .choice import KnownModes as KnownModes
+from .choice import KnownTrainings as KnownTrainings
+from .choice import TrainingGoal as TrainingGoal
 from .choice import WorkloadChanges as WorkloadChanges
 from .choice import fastest_within_budget as fastest_within_budget
 from .choice import least_energy_by_deadline as least_energy_by_deadline

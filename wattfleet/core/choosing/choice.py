@@ -291,6 +291,117 @@ def _in_time(known: KnownModes, deadline_ms: float, probability: float) -> NDArr
     return in_time
 
 
+# --- A training within joules and a time ------------------------------------------------------------------------------
+
+
+class InfeasibleTrainingError(InvalidInputError):
+    """No known mode trains within the given time and energy; the text names the least that would do."""
+
+
+class TrainingGoal(str, Enum):
+    """What the choice of a mode for a whole training minimizes."""
+
+    ENERGY = "energy"
+    POWER = "power"
+    TIME = "time"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class KnownTrainings:
+    """Time and energy of one training in each of `n` modes, or modes with batches.
+
+    Attributes:
+        known: time and power of the modes.
+        minibatches: `[n]` minibatches of the training; they differ with the batch.
+        warmup_s: `[n]` seconds of warm-up, once per training.
+        idle_mw: mW that do not count as energy of the training; 0 to count all.
+    """
+
+    known: KnownModes
+    minibatches: Values
+    warmup_s: Values
+    idle_mw: float = 0.0
+
+    @property
+    def time_s(self) -> Values:
+        """`[n]` median seconds of the training with its warm-up."""
+        return np.asarray(self.warmup_s + self.minibatches * self.known.minibatch_ms / 1e3)
+
+    @property
+    def energy_j(self) -> Values:
+        """`[n]` median joules of the training; the warm-up counts with the power of the training."""
+        return np.asarray(np.maximum(self.known.power_mw - self.idle_mw, 0.0) / 1e3 * self.time_s)
+
+    def safe_time_s(self, probability: float) -> Values:
+        """`[n]` seconds that each training does not exceed with a probability."""
+        return np.asarray(self.warmup_s + self.minibatches * self.known.safe_minibatch_ms(probability) / 1e3)
+
+    def safe_energy_j(self, probability: float) -> Values:
+        """`[n]` joules that each training does not exceed with a probability, if time and power err independently."""
+        above_mw = np.maximum(self.known.power_mw - self.idle_mw, 1e-9)
+        power_sd = self.known.power_log_sd * self.known.power_mw / above_mw
+        return np.asarray(self.energy_j * np.exp(_deviations(probability) * np.hypot(self.known.time_log_sd, power_sd)))
+
+    def front(self) -> NDArray[np.intp]:
+        """`[k]` indices of the trainings that no other one beats in both time and energy, the fastest first."""
+        order = np.lexsort((self.energy_j, self.time_s))
+        energy = self.energy_j[order]
+        return np.asarray(order[energy < np.minimum.accumulate(np.concatenate(([np.inf], energy[:-1])))])
+
+    def best(
+        self,
+        goal: TrainingGoal,
+        within_s: float = np.inf,
+        within_j: float = np.inf,
+        probability: float = PROBABILITY,
+    ) -> int:
+        """Return the index of the training with the least energy, power or time within a time and an energy.
+
+        Args:
+            goal: what to minimize, with measured or median predicted values.
+            within_s: most seconds of the training.
+            within_j: most joules of the training.
+            probability: probability with which an unmeasured mode must keep each of the two.
+
+        Raises:
+            InfeasibleTrainingError: no mode keeps both; the text names the earliest end, or the least joules.
+            InvalidInputError: the probability is not between 0 and 1.
+        """
+        safe_s, safe_j = self.safe_time_s(probability), self.safe_energy_j(probability)
+        in_time, in_energy = safe_s <= within_s, safe_j <= within_j
+        kept = np.flatnonzero(in_time & in_energy)
+        if not len(kept):
+            raise InfeasibleTrainingError(_why_infeasible(safe_s, safe_j, within_s, within_j, probability))
+        cost = {
+            TrainingGoal.ENERGY: self.energy_j,
+            TrainingGoal.POWER: self.known.power_mw,
+            TrainingGoal.TIME: self.time_s,
+        }
+        ties = [cost[other][kept] for other in (TrainingGoal.TIME, TrainingGoal.ENERGY)]
+        return int(kept[np.lexsort((*ties, cost[goal][kept]))[0]])
+
+
+def _why_infeasible(safe_s: Values, safe_j: Values, within_s: float, within_j: float, probability: float) -> str:
+    """State what is impossible, and the least that would do, rounded up so that allowing it is enough."""
+    in_time, in_energy = safe_s <= within_s, safe_j <= within_j
+    sure = f"with a probability of {probability:g}"
+    if not in_time.any():
+        earliest_s = np.ceil(safe_s.min())
+        return f"no mode ends the training within {within_s:,.0f} s {sure}: allow at least {earliest_s:,.0f} s"
+    if not in_energy.any():
+        return (
+            f"no mode trains with at most {within_j:,.0f} J {sure}: allow at least {np.ceil(safe_j.min()):,.0f} J, or a"
+            " shorter training"
+        )
+    return (
+        f"no mode ends the training within {within_s:,.0f} s and with at most {within_j:,.0f} J {sure}: allow at least"
+        f" {np.ceil(safe_s[in_energy].min()):,.0f} s, or at least {np.ceil(safe_j[in_time].min()):,.0f} J"
+    )
+
+
 # --- Method names -----------------------------------------------------------------------------------------------------
 # How often a workload changes: names for command lines.
 

@@ -90,6 +90,7 @@ class ModeRecord:
         compute_ms: median time that it computed, ms; None if unknown.
         first_minibatch_ms: time of a training's first minibatch, ms; None if it was not measured.
         batch: samples in a minibatch; None for the header's number.
+        peak_mw: highest of the power samples, mW; None in journals that do not record it.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0, or another figure is not finite and at least
@@ -108,10 +109,13 @@ class ModeRecord:
     compute_ms: float | None = None
     first_minibatch_ms: float | None = None
     batch: int | None = None
+    peak_mw: float | None = None
 
     def __post_init__(self) -> None:
         require_batch(self.batch)
         require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
+        if self.peak_mw is not None:
+            require_above_zero(peak_mw=self.peak_mw)
         for name in (
             "minibatch_spread",
             "power_spread",
