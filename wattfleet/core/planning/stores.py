@@ -1,0 +1,287 @@
+"""What batteries and the energy budgets of supplies leave for a round, and when they will leave more.
+
+A battery keeps its reserve if it holds, at every moment, at least its *need*: the reserve, and what its idle devices
+draw from then on until its harvest covers them. A round may spend what the battery holds above its need, at the moment
+of the round at which this is least: a full battery holds less above its need at dusk than at noon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Protocol
+
+import numpy as np
+
+from wattfleet.core.budgets import STEP_S, Battery, Harvest, harvest_steps
+from wattfleet.core.planning.curves import Headroom, Indices, Mask, Offer, Values
+
+_LOOKAHEAD_STEPS = 96
+"""Half hours from now in which a battery may become full enough."""
+
+_CLOSE = 1e-9
+
+
+class EnergyStore(Protocol):
+    """Something that holds a limited number of joules for trainings.
+
+    Attributes:
+        name: what it is, for reasons, such as "its battery".
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    def left_j(self, within_s: float) -> float:
+        """The joules above idle that trainings may draw together within some seconds from now; 0 or more."""
+        ...
+
+    def again(self, needed_j: float) -> datetime | None:
+        """When so many joules will be left; None if that is not foreseen."""
+        ...
+
+
+@dataclass(frozen=True)
+class PeriodStore:
+    """The energy budget of a supply for a day, a week or a month.
+
+    Attributes:
+        name: for reasons.
+        rest_j: joules that are left in this period.
+        budget_j: joules of the next period.
+        ends: when the next period begins.
+    """
+
+    name: str
+    rest_j: float
+    budget_j: float
+    ends: datetime
+
+    def left_j(self, within_s: float) -> float:
+        """What is left in this period: a training counts in the period in which it is planned."""
+        return max(0.0, self.rest_j)
+
+    def again(self, needed_j: float) -> datetime | None:
+        """The beginning of the next period, unless its budget is too small as well."""
+        return self.ends if needed_j <= self.budget_j else None
+
+
+@dataclass(frozen=True)
+class BatteryLevel:
+    """What is known of a battery now.
+
+    Attributes:
+        name: for reasons.
+        battery: the battery.
+        energy_j: joules that it holds.
+        idle_w: watts of all its devices while they idle.
+        harvest: what charges it; None for that of the battery.
+        problem: why its energy is estimated low; empty if it is not.
+    """
+
+    name: str
+    battery: Battery
+    energy_j: float
+    idle_w: float
+    harvest: Harvest | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class BatteryStore:
+    """What a battery leaves for trainings.
+
+    Attributes:
+        name: for reasons.
+        now: the time, with a UTC offset.
+        spare_j: `[t]` joules above its need now, and after each of the next half hours without any training.
+        reserve_j: joules of its reserve.
+    """
+
+    name: str
+    now: datetime
+    spare_j: Values
+    reserve_j: float = 0.0
+
+    def left_j(self, within_s: float) -> float:
+        """The least joules above its need at any moment until then."""
+        return max(0.0, float(self.spare_j[: int(np.ceil(within_s / STEP_S)) + 1].min()))
+
+    def again(self, needed_j: float) -> datetime | None:
+        """The first half hour in which so many joules are left; None if there is none in two days."""
+        enough = np.flatnonzero(self.spare_j >= needed_j)
+        if not len(enough):
+            return None
+        # On the half hour, so that the same reason keeps the same text for a while.
+        at_s = self.now.timestamp() + float(enough[0]) * STEP_S
+        return datetime.fromtimestamp(np.ceil(at_s / STEP_S) * STEP_S, timezone.utc)
+
+
+def battery_stores(levels: Sequence[BatteryLevel], now: datetime) -> list[BatteryStore]:
+    """What batteries leave for trainings, in the same order.
+
+    Args:
+        levels: the batteries.
+        now: the time, with a UTC offset.
+    """
+    found: dict[int, BatteryStore] = {}
+    alike: dict[tuple[int, int], list[int]] = {}
+    for k, level in enumerate(levels):
+        # Batteries of one kind are followed together: a fleet may have thousands.
+        alike.setdefault((id(level.battery), id(level.harvest)), []).append(k)
+    for places in alike.values():
+        battery, harvest = levels[places[0]].battery, levels[places[0]].harvest
+        idle_w = np.array([levels[k].idle_w for k in places])
+        held_j = np.array([levels[k].energy_j for k in places])
+        for k, spare_j in zip(places, _spare_j(battery, harvest or battery.harvest, held_j, idle_w, now), strict=True):
+            name = levels[k].name + (f" ({levels[k].problem})" if levels[k].problem else "")
+            found[k] = BatteryStore(name, now, spare_j, battery.reserve_j)
+    return [found[k] for k in range(len(levels))]
+
+
+def _spare_j(battery: Battery, harvest: Harvest, held_j: Values, idle_w: Values, now: datetime) -> Values:
+    """`[n, t]` joules of batteries of one kind above their need, now and after each half hour without a training."""
+    parked = int(np.ceil(battery.parked_s / STEP_S))
+    harvest_w = np.array(harvest_steps(harvest, now, _LOOKAHEAD_STEPS + parked))
+    net_j = (harvest_w[None, :] - idle_w[:, None]) * STEP_S
+    kept = battery.kept_share(STEP_S)
+    level_j = np.empty((len(held_j), _LOOKAHEAD_STEPS + 1))
+    level_j[:, 0] = held_j
+    for step in range(_LOOKAHEAD_STEPS):
+        level_j[:, step + 1] = np.clip(level_j[:, step] * kept + net_j[:, step], 0.0, battery.capacity_j)
+    need_j = np.full_like(level_j, battery.reserve_j)
+    for step in reversed(range(parked)):
+        need_j = np.maximum(battery.reserve_j, (need_j - net_j[:, step : step + _LOOKAHEAD_STEPS + 1]) / kept)
+    # A battery that is too small for a night would not keep its reserve, however full it is.
+    spare_j: Values = np.where(need_j > battery.capacity_j, -battery.capacity_j, level_j - need_j)
+    return spare_j
+
+
+# --- Room of a round --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EnergyStores:
+    """All stores of energy that limit a round.
+
+    Attributes:
+        supplies: the stores of each supply, which all devices behind it share.
+        devices: the store of each device that has its own.
+    """
+
+    supplies: Mapping[str, Sequence[EnergyStore]] = field(default_factory=dict)
+    devices: Mapping[str, EnergyStore] = field(default_factory=dict)
+
+    def limits(self, device_id: str, path: Sequence[str]) -> bool:
+        """Whether any store limits a device.
+
+        Args:
+            device_id: the device.
+            path: the supplies that feed it.
+        """
+        return device_id in self.devices or any(self.supplies.get(name) for name in path)
+
+    def room(self, offers: Sequence[Offer], headroom: Headroom, supplies: Sequence[str], within_s: float) -> StoreRoom:
+        """What they leave for some devices.
+
+        Args:
+            offers: the devices.
+            headroom: which supplies feed them.
+            supplies: names of the supplies, by index.
+            within_s: seconds within which their trainings end.
+        """
+        spare_j = [
+            min((each.left_j(within_s) for each in self.supplies.get(name, ())), default=np.inf) for name in supplies
+        ]
+        own_j = [
+            np.inf if (store := self.devices.get(offer.device_id)) is None else store.left_j(within_s)
+            for offer in offers
+        ]
+        return StoreRoom(self, Headroom(np.array(spare_j), headroom.supply_at), np.array(own_j), within_s)
+
+    def along(self, device_id: str, path: Sequence[str]) -> list[EnergyStore]:
+        """The stores that limit a device: its own first, then those of its supplies, outwards."""
+        own = self.devices.get(device_id)
+        shared = [store for name in path for store in self.supplies.get(name, ())]
+        return shared if own is None else [own, *shared]
+
+
+@dataclass(frozen=True)
+class StoreRoom:
+    """The joules above idle that the stores leave for the trainings of a round.
+
+    Attributes:
+        stores: the stores.
+        shared: as `spare_w`, the joules of each supply; infinite without a store.
+        own_j: `[n]` joules of the devices' own batteries; infinite without one.
+        within_s: seconds within which the trainings end.
+    """
+
+    stores: EnergyStores
+    shared: Headroom
+    own_j: Values
+    within_s: float
+
+    @property
+    def single_j(self) -> Values:
+        """`[n]` joules that each device may draw if it trains alone."""
+        return np.minimum(self.own_j, self.shared.single_device_w)
+
+    def of(self, devices: Mask) -> StoreRoom:
+        """The room of a subset of the devices."""
+        return StoreRoom(self.stores, self.shared.of(devices), self.own_j[devices], self.within_s)
+
+    def holds(self, set_aside_j: Values, chosen: Indices) -> bool:
+        """Whether some devices can train together.
+
+        Args:
+            set_aside_j: `[n]` joules of each device's training.
+            chosen: `[k]` the devices that train.
+        """
+        if (set_aside_j[chosen] > self.own_j[chosen]).any():
+            return False
+        drawn_j = self.shared.drawn_w(set_aside_j, chosen)
+        return bool((drawn_j <= self.shared.spare_w * (1 + _CLOSE)).all())
+
+    def largest_set(self, set_aside_j: Values, priority: Mask) -> Indices:
+        """The most devices that can train together, those with priority first.
+
+        Args:
+            set_aside_j: `[n]` joules of each device's training; infinite for devices that do not train.
+            priority: `[n]` devices that come first.
+        """
+        return self.shared.largest_set(np.where(set_aside_j <= self.own_j, set_aside_j, np.inf), priority)
+
+    def again(self, device_id: str, path: Sequence[str], needed_j: float) -> datetime | None:
+        """When all stores of a device will have enough for its training; None if that is not foreseen.
+
+        Args:
+            device_id: the device.
+            path: the supplies that feed it.
+            needed_j: joules that are set aside for its training.
+        """
+        times = [each.again(needed_j) for each in self._short(device_id, path, needed_j)]
+        known = [time for time in times if time is not None]
+        return max(known) if known and len(known) == len(times) else None
+
+    def shortage(self, device_id: str, path: Sequence[str], needed_j: float) -> str:
+        """Why a device cannot train, and when it may again; arguments as in `again`."""
+        short = self._short(device_id, path, needed_j)
+        if not short:
+            return f"too little energy: its training needs up to {needed_j:.3g} J, and other devices take what is left"
+        named, again = min(short, key=lambda each: each.left_j(self.within_s)), self.again(device_id, path, needed_j)
+        when = (
+            "no time is foreseen when it has enough"
+            if again is None
+            else f"it may train again from about {again.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+        )
+        return (
+            f"too little energy: its training needs up to {needed_j:.3g} J, {named.name} has"
+            f" {named.left_j(self.within_s):.1g} J to spare; {when}"
+        )
+
+    def _short(self, device_id: str, path: Sequence[str], needed_j: float) -> list[EnergyStore]:
+        """The stores of a device that have too little for its training."""
+        along = self.stores.along(device_id, path)
+        return [each for each in along if each.left_j(self.within_s) * (1 + _CLOSE) < needed_j]
