@@ -456,10 +456,10 @@ class Coordinator:
             try:
                 changed = self.fleet.report_energy(device_id, drawn.plan_id, drawn.energy_j, drawn.lasted_s)
             except UnknownRecordError:
-                changed = None
-            if isinstance(changed, RunRecord):
-                self._repository.save("run", changed.run_id, changed, acknowledge)
-            elif changed is not None:
+                changed = []
+            if changed and isinstance(changed[0], RunRecord):
+                self._repository.save("run", changed[0].run_id, changed[0], acknowledge)
+            elif changed:
                 self._repository.save_round(drawn.plan_id, acknowledge)
             else:
                 acknowledge()

@@ -190,6 +190,8 @@ EVERY_COMMAND = [
     ["budget", "show"],
     ["budget", "set", "site", "5"],
     ["budget", "clear", "site"],
+    ["battery", "show"],
+    ["battery", "set", "site", "50"],
     ["tag", "orin", "--add", "a"],
     ["drain", "orin"],
     ["reference", "list"],

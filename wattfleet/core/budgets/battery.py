@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
-from wattfleet.core.budgets.budget import require_offset
+from wattfleet.core.budgets.budget import number_of_watts, require_offset, time_of
 from wattfleet.core.budgets.energy import require_joules
 from wattfleet.core.errors import ImplausibleError, InvalidInputError
 
@@ -99,6 +99,33 @@ class DatedHarvest:
         k = bisect_right(self.starts, at) - 1
         is_over = k == len(self.starts) - 1 and at >= self.starts[-1] + timedelta(hours=1)
         return 0.0 if k < 0 or is_over else self.watts_from[k]
+
+
+def read_dated_harvest(text: str) -> DatedHarvest:
+    """Parse a CSV text with the columns `from` and `watts`.
+
+    Times are ISO 8601 with a UTC offset, such as 2026-06-01T06:00+02:00.
+
+    Args:
+        text: content of the CSV file.
+
+    Raises:
+        InvalidInputError: the text has another form, or its rows are no harvest; the text names the line.
+    """
+    starts, watts = [], []
+    lines = text.removeprefix("\ufeff").splitlines()
+    if not lines or [each.strip() for each in lines[0].split(",")] != ["from", "watts"]:
+        raise InvalidInputError("the first line must be from,watts")
+    for number, line in enumerate(lines[1:], 2):
+        fields = line.split(",")
+        try:
+            if len(fields) != len(("from", "watts")):
+                raise InvalidInputError("the line must have 2 fields")
+            starts.append(time_of(fields[0]))
+            watts.append(number_of_watts(fields[1]))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"line {number}: {error}") from None
+    return DatedHarvest(tuple(starts), tuple(watts))
 
 
 @dataclass(frozen=True)

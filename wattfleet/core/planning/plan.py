@@ -505,7 +505,7 @@ def _without_energy(
             continue
         path = allowance.supplies.path(offer.supply)
         found[offer.device_id] = room.shortage(offer.device_id, path, needed_j)
-        is_hopeless = is_hopeless and room.again(offer.device_id, path, needed_j) is None
+        is_hopeless = is_hopeless and room.is_hopeless(offer.device_id, path, needed_j)
     if is_hopeless and len(found) == len(others):
         raise EnergySpentError(f"no device has the energy for a training: {_some_reasons(found)}")
     return found

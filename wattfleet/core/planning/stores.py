@@ -28,10 +28,13 @@ class EnergyStore(Protocol):
 
     Attributes:
         name: what it is, for reasons, such as "its battery".
+        is_known: whether its joules are known; otherwise a reading may bring more at any time.
     """
 
     @property
     def name(self) -> str: ...  # noqa: D102
+    @property
+    def is_known(self) -> bool: ...  # noqa: D102
 
     def left_j(self, within_s: float) -> float:
         """The joules above idle that trainings may draw together within some seconds from now; 0 or more."""
@@ -51,12 +54,14 @@ class PeriodStore:
         rest_j: joules that are left in this period.
         budget_j: joules of the next period.
         ends: when the next period begins.
+        is_known: always.
     """
 
     name: str
     rest_j: float
     budget_j: float
     ends: datetime
+    is_known: bool = True
 
     def left_j(self, within_s: float) -> float:
         """What is left in this period: a training counts in the period in which it is planned."""
@@ -96,13 +101,13 @@ class BatteryStore:
         name: for reasons.
         now: the time, with a UTC offset.
         spare_j: `[t]` joules above its need now, and after each of the next half hours without any training.
-        reserve_j: joules of its reserve.
+        is_known: whether its charge was read in time.
     """
 
     name: str
     now: datetime
     spare_j: Values
-    reserve_j: float = 0.0
+    is_known: bool = True
 
     def left_j(self, within_s: float) -> float:
         """The least joules above its need at any moment until then."""
@@ -136,7 +141,7 @@ def battery_stores(levels: Sequence[BatteryLevel], now: datetime) -> list[Batter
         held_j = np.array([levels[k].energy_j for k in places])
         for k, spare_j in zip(places, _spare_j(battery, harvest or battery.harvest, held_j, idle_w, now), strict=True):
             name = levels[k].name + (f" ({levels[k].problem})" if levels[k].problem else "")
-            found[k] = BatteryStore(name, now, spare_j, battery.reserve_j)
+            found[k] = BatteryStore(name, now, spare_j, not levels[k].problem)
     return [found[k] for k in range(len(levels))]
 
 
@@ -264,6 +269,11 @@ class StoreRoom:
         times = [each.again(needed_j) for each in self._short(device_id, path, needed_j)]
         known = [time for time in times if time is not None]
         return max(known) if known and len(known) == len(times) else None
+
+    def is_hopeless(self, device_id: str, path: Sequence[str], needed_j: float) -> bool:
+        """Whether a device will never have enough for its training; arguments as in `again`."""
+        is_known = all(each.is_known for each in self._short(device_id, path, needed_j))
+        return is_known and self.again(device_id, path, needed_j) is None
 
     def shortage(self, device_id: str, path: Sequence[str], needed_j: float) -> str:
         """Why a device cannot train, and when it may again; arguments as in `again`."""

@@ -32,8 +32,8 @@ SUN = HourlyHarvest(ZoneInfo("UTC"), (0.0,) * 8 + (10.0,) * 8 + (0.0,) * 8)
 """10 W from 8 to 16 o'clock."""
 
 
-def battery(harvest: Harvest = NoHarvest(), parked_h: float = 0.0, reserve: float = 0.2) -> Battery:
-    return Battery(100 * WH, reserve, harvest, 0.0, parked_h * 3600.0)
+def battery(harvest: Harvest | None = None, parked_h: float = 0.0, reserve: float = 0.2) -> Battery:
+    return Battery(100 * WH, reserve, harvest or NoHarvest(), 0.0, parked_h * 3600.0)
 
 
 def store(kind: Battery, held_wh: float, now: datetime = NOON, idle_w: float = 2.0) -> BatteryStore:
