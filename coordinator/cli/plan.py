@@ -201,7 +201,7 @@ def _print_changed(answer: Any, json_: bool) -> None:
     until = "" if content["until"] is None else f", until {_moment(content['until'])}"
     print_line(f"{content['supply']}: {words.watts(content['watts'])} in force ({content['source']}{until})")
     if content["energy_per"]:
-        print_line(f"{content['supply']}: {words.energy_budget(content)}")
+        terminal().print(f"{content['supply']}: {words.energy_budget(content)}", highlight=False)
     if answer.trimmed_rounds:
         print_line(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed")
     if answer.told_devices:

@@ -150,9 +150,7 @@ class Fleet:
         self.duties = KeptDuties()
         self.samples = LiveSamples()
         self.presets = PresetPoints()
-        self.stores = SharedEnergy(
-            allowance.supplies, self.operator.supply_of, now, batteries, energy_budgets, counted, charges
-        )
+        self.stores = SharedEnergy(allowance.supplies, self.operator, now, batteries, energy_budgets, counted, charges)
         waiting = WaitingRuns(now_s, weights)
         contention = Contention(waiting, self.agents, self.operator, self.rounds.grants, self.draw)
         self.flower = FlowerRuns(

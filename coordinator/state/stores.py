@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
 from coordinator.errors import UnknownRecordError
+from coordinator.state.operator import OperatorSettings
 from coordinator.state.records import BatteryCharge, CountedEnergy, RoundRecord, TrainingEnergy
 from wattfleet.core.budgets import (
     Battery,
@@ -91,7 +92,7 @@ class SharedEnergy:
     def __init__(
         self,
         supplies: Supplies,
-        supply_of: Callable[[str], str],
+        operator: OperatorSettings,
         now: Callable[[], datetime],
         batteries: Sequence[PlacedBattery] = (),
         budgets: Mapping[str, PeriodBudget] | None = None,
@@ -102,7 +103,7 @@ class SharedEnergy:
 
         Args:
             supplies: the site's supplies.
-            supply_of: returns the supply that a device is behind.
+            operator: knows the supply that each device is behind.
             now: returns the date and time, with a UTC offset.
             batteries: the batteries of the site file.
             budgets: the energy budgets, by supply; those of missing supplies are ignored.
@@ -111,7 +112,7 @@ class SharedEnergy:
         """
         self.budgets = {name: each for name, each in (budgets or {}).items() if name in supplies.names}
         self.problems: dict[str, str] = {}
-        self._supplies, self._supply_of, self._now = supplies, supply_of, now
+        self._supplies, self._operator, self._now = supplies, operator, now
         self._of_supply = {each.supply: each for each in batteries if each.supply}
         self._of_devices = tuple(each for each in batteries if not each.supply)
         self._counted: dict[str, dict[str, CountedEnergy]] = {}  # by holder and plan
@@ -145,7 +146,7 @@ class SharedEnergy:
     def _holders(self, device_id: str) -> list[str]:
         """The holders that what a device draws counts for."""
         try:
-            supply = self._supply_of(device_id)
+            supply = self._operator.supply_of(device_id)
         except InvalidInputError:  # the site file no longer places it
             return []
         limited = any(name in self.budgets or name in self._of_supply for name in self._supplies.path(supply))
@@ -294,7 +295,9 @@ class SharedEnergy:
                 return False
         for supply, limits in stores.supplies.items():
             behind = set(self._supplies.behind(supply))
-            total_j = sum(joules for device_id, joules in needed_j.items() if self._supply_of(device_id) in behind)
+            total_j = sum(
+                joules for device_id, joules in needed_j.items() if self._operator.supply_of(device_id) in behind
+            )
             if any(total_j > _nearly(each.left_j(0.0)) for each in limits):
                 return False
         return True
@@ -356,7 +359,7 @@ class SharedEnergy:
             return total
         for device_id, watts in idle_w.items():
             try:
-                path = self._supplies.path(self._supply_of(device_id))
+                path = self._supplies.path(self._operator.supply_of(device_id))
             except InvalidInputError:  # the site file no longer places it
                 continue
             for name in path:

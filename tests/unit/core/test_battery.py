@@ -46,7 +46,7 @@ def test_idle_devices_draw_from_a_battery_between_readings() -> None:
     assert not estimate.problem
 
 
-def test_the_harvest_counts_between_readings_but_fills_no_battery_beyond_its_capacity() -> None:
+def test_the_harvest_fills_no_battery_beyond_its_capacity() -> None:
     harvest = HourlyHarvest(ZoneInfo("UTC"), (10.0,) * 24)
     battery = Battery(100 * WH, harvest=harvest, self_discharge=0.0, max_age_s=24 * 3600)
     assert battery.estimate(Charge(0.5, NOON), hours_later(2), 2.0, 0.0).energy_j == pytest.approx(66 * WH)
