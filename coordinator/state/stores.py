@@ -26,6 +26,7 @@ from wattfleet.core.planning import (
     EnergyStores,
     PeriodStore,
     battery_stores,
+    left_j,
 )
 
 KEPT = timedelta(days=63)
@@ -291,14 +292,14 @@ class SharedEnergy:
         """
         stores = self.stores(needed_j, idle_w, in_flight)
         for device_id, joules in needed_j.items():
-            if (own := stores.devices.get(device_id)) is not None and joules > _nearly(own.left_j(0.0)):
+            if (own := stores.devices.get(device_id)) is not None and joules > _nearly(left_j(own, 0.0)):
                 return False
         for supply, limits in stores.supplies.items():
             behind = set(self._supplies.behind(supply))
             total_j = sum(
                 joules for device_id, joules in needed_j.items() if self._operator.supply_of(device_id) in behind
             )
-            if any(total_j > _nearly(each.left_j(0.0)) for each in limits):
+            if any(total_j > _nearly(left_j(each, 0.0)) for each in limits):
                 return False
         return True
 
@@ -378,8 +379,8 @@ class SharedEnergy:
             placed = self.placed_at(holder)
             assert placed is not None, "it has a battery"
             problem = "; ".join(filter(None, (level.problem, self.problems.get(holder, ""))))
-            left_j = store.left_j(_SOON_S)
-            found.append(BatteryState(placed, holder, self._charges.get(holder), level, left_j, problem))
+            spare_j = left_j(store, _SOON_S)
+            found.append(BatteryState(placed, holder, self._charges.get(holder), level, spare_j, problem))
         return found
 
 

@@ -38,6 +38,7 @@ from .stores import EnergyStore as EnergyStore
 from .stores import EnergyStores as EnergyStores
 from .stores import PeriodStore as PeriodStore
 from .stores import battery_stores as battery_stores
+from .stores import left_j as left_j
 from .trimming import InFlight as InFlight
 from .trimming import InTraining as InTraining
 from .trimming import TrimmedPlan as TrimmedPlan

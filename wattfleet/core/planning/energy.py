@@ -93,14 +93,14 @@ class TrainingCosts:
         longest_s: `[m]` seconds for which energy is set aside.
         set_aside_j: `[m]` joules that are set aside.
         least: `[n]` each device's step with the least expected joules, the fastest of several; -1 if it has no step.
-        least_set_aside_j: `[n]` the fewest joules that are set aside for each device; infinite if it has no step.
+        owner: `[m]` the device of each step.
     """
 
     expected_j: Values
     longest_s: Values
     set_aside_j: Values
     least: Indices
-    least_set_aside_j: Values
+    owner: Indices
 
     @classmethod
     def of(cls, offers: Sequence[Offer], fronts: FrontTable, epochs: float | Values) -> TrainingCosts:
@@ -125,10 +125,11 @@ class TrainingCosts:
         owners, first = np.unique(owner, return_index=True)
         least = np.full(len(fronts.sizes), -1, dtype=np.intp)
         least[owners] = np.lexsort((expected_j, owner))[first]
-        set_aside_j = fronts.extra_w[kept] * longest_s
-        least_set_aside_j = np.full(len(fronts.sizes), np.inf)
-        np.minimum.at(least_set_aside_j, owner, set_aside_j)
-        return cls(expected_j, longest_s, set_aside_j, least, least_set_aside_j)
+        return cls(expected_j, longest_s, fronts.extra_w[kept] * longest_s, least, owner)
+
+    def within_s(self, step: Indices) -> float:
+        """Seconds within which all trainings of a round end; its steps are -1 for devices that do not train."""
+        return float(self.longest_s[step[step >= 0]].max(initial=0.0))
 
     def set_aside_at(self, step: Indices) -> Values:
         """`[n]` joules that are set aside for each device at its step; infinite for a device without one."""
@@ -253,7 +254,7 @@ def _allows(step: Indices, costs: TrainingCosts, energy: EnergyLimit | None, roo
     chosen = np.flatnonzero(step >= 0)
     if energy is not None and not energy.allows(costs, step[chosen]):
         return False
-    return room is None or room.holds(costs.set_aside_at(step), chosen)
+    return room is None or room.holds(costs.set_aside_at(step), chosen, costs.within_s(step))
 
 
 def _affordable(
@@ -262,7 +263,7 @@ def _affordable(
     """The devices that the energy suffices for, those with priority first, each group by joules set aside."""
     chosen = np.flatnonzero(step >= 0)
     if room is not None:
-        chosen = np.sort(room.largest_set(costs.set_aside_at(step), priority))
+        chosen = np.sort(room.largest_set(costs.set_aside_at(step), priority, costs.within_s(step)))
     if energy is None:
         return chosen
     order = chosen[np.lexsort((costs.set_aside_j[step[chosen]], ~priority[chosen]))]
@@ -285,7 +286,7 @@ def _least(
     owner = np.repeat(np.arange(len(curves)), np.diff(curves.start))
     is_possible = eligible[owner] & (curves.extra_w <= headroom.single_device_w[owner]) & (curves.time_s <= longest_s)
     if room is not None:
-        is_possible &= costs.set_aside_j <= room.single_j[owner]
+        is_possible &= room.suffices(owner, costs.set_aside_j, costs.longest_s)
     set_aside_j = np.where(is_possible, costs.set_aside_j, np.inf)
     best = int(np.argmin(set_aside_j))
     left_j = np.inf if energy is None else energy.left_j

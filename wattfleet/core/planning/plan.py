@@ -397,8 +397,7 @@ def plan_round(
     is_limited = energy is not None or stores is not None
     costs = TrainingCosts.of(candidates, context.fronts, own_epochs) if is_limited else None
     if costs is not None:
-        names, within_s = allowance.supplies.names, float(costs.longest_s.max(initial=0.0))
-        room = None if stores is None else stores.room(candidates, context.headroom, names, within_s)
+        room = None if stores is None else stores.room(candidates, context.headroom, allowance.supplies.names)
         # If no requested device can train, any other may do so alone, unless it would miss the deadline.
         able = request.eligible if request.deadline_s is not None else np.ones_like(request.eligible)
         priority, deadline_s = request.priority, request.deadline_s
@@ -467,8 +466,9 @@ def _dropped_reason(
     offer = context.offers[device]
     path = allowance.supplies.path(offer.supply)
     if room is not None and (energy is None or room.stores.limits(offer.device_id, path)):
-        needed_j = float(costs.set_aside_j[allocation.step[device]])
-        return room.shortage(offer.device_id, path, needed_j)
+        step = int(allocation.step[device])
+        needed_j, within_s = float(costs.set_aside_j[step]), costs.within_s(allocation.step)
+        return room.shortage(offer.device_id, path, needed_j, within_s)
     assert energy is not None, "otherwise nothing limits its energy"
     return f"too much energy: this round may use {energy.share_j:.0f} of the {energy.left_j:.0f} J that are left"
 
@@ -494,18 +494,19 @@ def _without_energy(
     kept = np.array([offer.device_id not in excluded for offer in offers], dtype=np.bool_)
     others = [offer for offer in offers if offer.device_id not in excluded]
     costs = TrainingCosts.of(others, FrontTable.of(others), epochs)
-    within_s = float(costs.longest_s.max(initial=0.0))
-    room = stores.room(others, headroom.of(kept), allowance.supplies.names, within_s)
+    room = stores.room(others, headroom.of(kept), allowance.supplies.names)
+    has_step, can_train = np.zeros(len(others), dtype=np.bool_), np.zeros(len(others), dtype=np.bool_)
+    has_step[costs.owner] = True
+    can_train[costs.owner[room.suffices(costs.owner, costs.set_aside_j, costs.longest_s)]] = True
     found: dict[str, str] = {}
-    is_hopeless = bool(others)
-    for k, offer in enumerate(others):
-        needed_j = float(costs.least_set_aside_j[k])
-        if not np.isfinite(needed_j) or needed_j <= room.single_j[k]:
-            is_hopeless = False
-            continue
-        path = allowance.supplies.path(offer.supply)
-        found[offer.device_id] = room.shortage(offer.device_id, path, needed_j)
-        is_hopeless = is_hopeless and room.is_hopeless(offer.device_id, path, needed_j)
+    is_hopeless = True
+    for k in map(int, np.flatnonzero(has_step & ~can_train)):
+        steps = np.flatnonzero(costs.owner == k)
+        cheapest = steps[np.argmin(costs.set_aside_j[steps])]
+        needed_j, within_s = float(costs.set_aside_j[cheapest]), float(costs.longest_s[cheapest])
+        device_id, path = others[k].device_id, allowance.supplies.path(others[k].supply)
+        found[device_id] = room.shortage(device_id, path, needed_j, within_s)
+        is_hopeless = is_hopeless and room.is_hopeless(device_id, path, needed_j, within_s)
     if is_hopeless and len(found) == len(others):
         raise EnergySpentError(f"no device has the energy for a training: {_some_reasons(found)}")
     return found

@@ -23,6 +23,17 @@ _LOOKAHEAD_STEPS = 96
 _CLOSE = 1e-9
 
 
+def half_hours(within_s: Values | float) -> Indices:
+    """The places in `EnergyStore.lefts_j` for some seconds."""
+    steps = np.ceil(np.asarray(within_s, dtype=np.float64) / STEP_S)
+    return np.minimum(steps, _LOOKAHEAD_STEPS).astype(np.intp)
+
+
+def left_j(store: EnergyStore, within_s: float) -> float:
+    """The joules above idle that trainings may draw together within some seconds from now."""
+    return float(store.lefts_j[half_hours(within_s)])
+
+
 class EnergyStore(Protocol):
     """Something that holds a limited number of joules for trainings.
 
@@ -36,8 +47,9 @@ class EnergyStore(Protocol):
     @property
     def is_known(self) -> bool: ...  # noqa: D102
 
-    def left_j(self, within_s: float) -> float:
-        """The joules above idle that trainings may draw together within some seconds from now; 0 or more."""
+    @property
+    def lefts_j(self) -> Values:
+        """`[t]` joules above idle that trainings may draw together within no, one and more half hours; 0 or more."""
         ...
 
     def again(self, needed_j: float) -> datetime | None:
@@ -63,9 +75,10 @@ class PeriodStore:
     ends: datetime
     is_known: bool = True
 
-    def left_j(self, within_s: float) -> float:
+    @property
+    def lefts_j(self) -> Values:
         """What is left in this period: a training counts in the period in which it is planned."""
-        return max(0.0, self.rest_j)
+        return np.full(_LOOKAHEAD_STEPS + 1, max(0.0, self.rest_j))
 
     def again(self, needed_j: float) -> datetime | None:
         """The beginning of the next period, unless its budget is too small as well."""
@@ -109,9 +122,10 @@ class BatteryStore:
     spare_j: Values
     is_known: bool = True
 
-    def left_j(self, within_s: float) -> float:
+    @property
+    def lefts_j(self) -> Values:
         """The least joules above its need at any moment until then."""
-        return max(0.0, float(self.spare_j[: int(np.ceil(within_s / STEP_S)) + 1].min()))
+        return np.minimum.accumulate(np.maximum(self.spare_j, 0.0))
 
     def again(self, needed_j: float) -> datetime | None:
         """The first half hour in which so many joules are left; None if there is none in two days."""
@@ -187,23 +201,19 @@ class EnergyStores:
         """
         return device_id in self.devices or any(self.supplies.get(name) for name in path)
 
-    def room(self, offers: Sequence[Offer], headroom: Headroom, supplies: Sequence[str], within_s: float) -> StoreRoom:
+    def room(self, offers: Sequence[Offer], headroom: Headroom, supplies: Sequence[str]) -> StoreRoom:
         """What they leave for some devices.
 
         Args:
             offers: the devices.
             headroom: which supplies feed them.
             supplies: names of the supplies, by index.
-            within_s: seconds within which their trainings end.
         """
-        spare_j = [
-            min((each.left_j(within_s) for each in self.supplies.get(name, ())), default=np.inf) for name in supplies
-        ]
-        own_j = [
-            np.inf if (store := self.devices.get(offer.device_id)) is None else store.left_j(within_s)
-            for offer in offers
-        ]
-        return StoreRoom(self, Headroom(np.array(spare_j), headroom.supply_at), np.array(own_j), within_s)
+        plenty = np.full(_LOOKAHEAD_STEPS + 1, np.inf)
+        shared_j = [np.minimum.reduce([plenty, *(s.lefts_j for s in self.supplies.get(name, ()))]) for name in supplies]
+        own = (self.devices.get(offer.device_id) for offer in offers)
+        own_j = np.array([plenty if each is None else each.lefts_j for each in own]).reshape(-1, len(plenty))
+        return StoreRoom(self, np.array(shared_j), headroom.supply_at, own_j)
 
     def along(self, device_id: str, path: Sequence[str]) -> list[EnergyStore]:
         """The stores that limit a device: its own first, then those of its supplies, outwards."""
@@ -218,69 +228,80 @@ class StoreRoom:
 
     Attributes:
         stores: the stores.
-        shared: as `spare_w`, the joules of each supply; infinite without a store.
-        own_j: `[n]` joules of the devices' own batteries; infinite without one.
-        within_s: seconds within which the trainings end.
+        shared_j: `[s, t]` joules of each supply, as `EnergyStore.lefts_j`; infinite without a store.
+        supply_at: `[levels, n]` the supplies that feed the devices, as in `Headroom`.
+        own_j: `[n, t]` joules of the devices' own batteries; infinite without one.
     """
 
     stores: EnergyStores
-    shared: Headroom
+    shared_j: Values
+    supply_at: Indices
     own_j: Values
-    within_s: float
 
-    @property
-    def single_j(self) -> Values:
-        """`[n]` joules that each device may draw if it trains alone."""
-        return np.minimum(self.own_j, self.shared.single_device_w)
+    def suffices(self, owner: Indices, costs_j: Values, longest_s: Values) -> Mask:
+        """`[m]` whether the energy suffices for trainings, each alone.
 
-    def of(self, devices: Mask) -> StoreRoom:
-        """The room of a subset of the devices."""
-        return StoreRoom(self.stores, self.shared.of(devices), self.own_j[devices], self.within_s)
+        Args:
+            owner: `[m]` the devices.
+            costs_j: `[m]` joules that are set aside.
+            longest_s: `[m]` their longest durations.
+        """
+        at = half_hours(longest_s)
+        level = self.supply_at[:, owner]
+        shared_j = np.where(level >= 0, self.shared_j[level, at], np.inf).min(axis=0)
+        return np.asarray(costs_j <= np.minimum(self.own_j[owner, at], shared_j))
 
-    def holds(self, set_aside_j: Values, chosen: Indices) -> bool:
+    def holds(self, set_aside_j: Values, chosen: Indices, within_s: float) -> bool:
         """Whether some devices can train together.
 
         Args:
             set_aside_j: `[n]` joules of each device's training.
             chosen: `[k]` the devices that train.
+            within_s: seconds within which their trainings end.
         """
-        if (set_aside_j[chosen] > self.own_j[chosen]).any():
+        at = half_hours(within_s)
+        if (set_aside_j[chosen] > self.own_j[chosen, at]).any():
             return False
-        drawn_j = self.shared.drawn_w(set_aside_j, chosen)
-        return bool((drawn_j <= self.shared.spare_w * (1 + _CLOSE)).all())
+        shared = Headroom(self.shared_j[:, at], self.supply_at)
+        return bool((shared.drawn_w(set_aside_j, chosen) <= shared.spare_w * (1 + _CLOSE)).all())
 
-    def largest_set(self, set_aside_j: Values, priority: Mask) -> Indices:
+    def largest_set(self, set_aside_j: Values, priority: Mask, within_s: float) -> Indices:
         """The most devices that can train together, those with priority first.
 
         Args:
             set_aside_j: `[n]` joules of each device's training; infinite for devices that do not train.
             priority: `[n]` devices that come first.
+            within_s: seconds within which their trainings end.
         """
-        return self.shared.largest_set(np.where(set_aside_j <= self.own_j, set_aside_j, np.inf), priority)
+        at = half_hours(within_s)
+        shared = Headroom(self.shared_j[:, at], self.supply_at)
+        return shared.largest_set(np.where(set_aside_j <= self.own_j[:, at], set_aside_j, np.inf), priority)
 
-    def again(self, device_id: str, path: Sequence[str], needed_j: float) -> datetime | None:
+    def again(self, device_id: str, path: Sequence[str], needed_j: float, within_s: float) -> datetime | None:
         """When all stores of a device will have enough for its training; None if that is not foreseen.
 
         Args:
             device_id: the device.
             path: the supplies that feed it.
             needed_j: joules that are set aside for its training.
+            within_s: its longest duration.
         """
-        times = [each.again(needed_j) for each in self._short(device_id, path, needed_j)]
+        times = [each.again(needed_j) for each in self._short(device_id, path, needed_j, within_s)]
         known = [time for time in times if time is not None]
         return max(known) if known and len(known) == len(times) else None
 
-    def is_hopeless(self, device_id: str, path: Sequence[str], needed_j: float) -> bool:
+    def is_hopeless(self, device_id: str, path: Sequence[str], needed_j: float, within_s: float) -> bool:
         """Whether a device will never have enough for its training; arguments as in `again`."""
-        is_known = all(each.is_known for each in self._short(device_id, path, needed_j))
-        return is_known and self.again(device_id, path, needed_j) is None
+        is_known = all(each.is_known for each in self._short(device_id, path, needed_j, within_s))
+        return is_known and self.again(device_id, path, needed_j, within_s) is None
 
-    def shortage(self, device_id: str, path: Sequence[str], needed_j: float) -> str:
+    def shortage(self, device_id: str, path: Sequence[str], needed_j: float, within_s: float) -> str:
         """Why a device cannot train, and when it may again; arguments as in `again`."""
-        short = self._short(device_id, path, needed_j)
+        short = self._short(device_id, path, needed_j, within_s)
         if not short:
             return f"too little energy: its training needs up to {needed_j:.3g} J, and other devices take what is left"
-        named, again = min(short, key=lambda each: each.left_j(self.within_s)), self.again(device_id, path, needed_j)
+        named = min(short, key=lambda each: left_j(each, within_s))
+        again = self.again(device_id, path, needed_j, within_s)
         when = (
             "no time is foreseen when it has enough"
             if again is None
@@ -288,10 +309,10 @@ class StoreRoom:
         )
         return (
             f"too little energy: its training needs up to {needed_j:.3g} J, {named.name} has"
-            f" {named.left_j(self.within_s):.1g} J to spare; {when}"
+            f" {left_j(named, within_s):.1g} J to spare; {when}"
         )
 
-    def _short(self, device_id: str, path: Sequence[str], needed_j: float) -> list[EnergyStore]:
+    def _short(self, device_id: str, path: Sequence[str], needed_j: float, within_s: float) -> list[EnergyStore]:
         """The stores of a device that have too little for its training."""
         along = self.stores.along(device_id, path)
-        return [each for each in along if each.left_j(self.within_s) * (1 + _CLOSE) < needed_j]
+        return [each for each in along if left_j(each, within_s) * (1 + _CLOSE) < needed_j]

@@ -22,6 +22,7 @@ from wattfleet.core.planning import (
     PeriodStore,
     RoundPlan,
     battery_stores,
+    left_j,
     plan_round,
 )
 from wattfleet.core.planning.policies import AllDevices
@@ -45,30 +46,30 @@ def store(kind: Battery, held_wh: float, now: datetime = NOON, idle_w: float = 2
 
 
 def test_a_battery_leaves_what_it_holds_above_its_reserve() -> None:
-    assert store(battery(), 50).left_j(0.0) == pytest.approx(30 * WH)
+    assert left_j(store(battery(), 50), 0.0) == pytest.approx(30 * WH)
 
 
 def test_idle_power_during_the_round_is_left_too() -> None:
-    assert store(battery(), 50).left_j(3600.0) == pytest.approx((30 - 2) * WH)
+    assert left_j(store(battery(), 50), 3600.0) == pytest.approx((30 - 2) * WH)
 
 
 def test_a_battery_keeps_what_its_idle_devices_draw_at_night() -> None:
     # From 16 to 8 o'clock, 2 W draw 32 Wh; its need at 16 o'clock is therefore 52 Wh.
     dusk = NOON.replace(hour=16)
-    assert store(battery(SUN, parked_h=24), 60, dusk).left_j(0.0) == pytest.approx(8 * WH)
-    assert store(battery(SUN, parked_h=24), 50, dusk).left_j(0.0) == 0.0
+    assert left_j(store(battery(SUN, parked_h=24), 60, dusk), 0.0) == pytest.approx(8 * WH)
+    assert left_j(store(battery(SUN, parked_h=24), 50, dusk), 0.0) == 0.0
 
 
 def test_a_battery_counts_on_the_afternoon_before_the_night() -> None:
     # Until 15:30, it gains 8 W. The half hour in which the sun sets counts as dark. 52 Wh are needed at 16 o'clock.
-    assert store(battery(SUN, parked_h=24), 50).left_j(0.0) == pytest.approx((50 - (52 + 1 - 28)) * WH)
+    assert left_j(store(battery(SUN, parked_h=24), 50), 0.0) == pytest.approx((50 - (52 + 1 - 28)) * WH)
 
 
 def test_a_full_battery_leaves_less_until_dusk_than_at_noon() -> None:
     full = store(battery(SUN, parked_h=24), 100)
-    assert full.left_j(0.0) == pytest.approx(75 * WH)
+    assert left_j(full, 0.0) == pytest.approx(75 * WH)
     # Whatever it spends in the evening is missing in the night.
-    assert full.left_j(6 * 3600.0) == pytest.approx((99 - 52) * WH)
+    assert left_j(full, 6 * 3600.0) == pytest.approx((99 - 52) * WH)
 
 
 def test_what_is_left_keeps_the_reserve_whenever_it_is_spent() -> None:
@@ -77,13 +78,13 @@ def test_what_is_left_keeps_the_reserve_whenever_it_is_spent() -> None:
         sun = HourlyHarvest(ZoneInfo("UTC"), tuple(rng.uniform(0, 12, 24) * (rng.random(24) < 0.5)))
         held_wh, idle_w, hours = rng.uniform(20, 100), rng.uniform(0.2, 3), int(rng.integers(1, 12))
         kind = battery(sun, parked_h=24)
-        left_j = store(kind, held_wh, idle_w=idle_w).left_j(hours * 3600.0)
-        if not left_j:
+        spare_j = left_j(store(kind, held_wh, idle_w=idle_w), hours * 3600.0)
+        if not spare_j:
             continue
         when = int(rng.integers(0, 2 * hours + 1))  # the half hour in which all of it is spent
         level_j = held_wh * WH
         for step in range(48 + 2 * hours):
-            level_j -= left_j * (step == when)
+            level_j -= spare_j * (step == when)
             at = NOON + timedelta(minutes=30 * step)
             watts = min(sun.watts(at), sun.watts(at + timedelta(minutes=30)))
             assert level_j >= kind.reserve_j - 1e-6
@@ -92,7 +93,7 @@ def test_what_is_left_keeps_the_reserve_whenever_it_is_spent() -> None:
 
 def test_a_battery_that_is_too_small_for_a_night_leaves_nothing_even_if_it_is_full() -> None:
     hungry = store(battery(SUN, parked_h=24), 100, idle_w=6.0)
-    assert hungry.left_j(0.0) == 0.0
+    assert left_j(hungry, 0.0) == 0.0
     assert hungry.again(1.0) is None
 
 
@@ -130,9 +131,9 @@ def planned(
     return plan_round(offers, AllDevices(), allowance or site(budget_w), 1.0, 1, stores=stores)
 
 
-def with_left(**left_j: float) -> EnergyStores:
+def with_left(**joules: float) -> EnergyStores:
     """Devices with batteries that leave so many joules."""
-    return EnergyStores(devices={name: BatteryStore("its battery", NOON, np.full(97, j)) for name, j in left_j.items()})
+    return EnergyStores(devices={name: BatteryStore("its battery", NOON, np.full(97, j)) for name, j in joules.items()})
 
 
 def aside_j(plan: RoundPlan) -> Mapping[str, float]:
@@ -217,4 +218,4 @@ def test_no_plan_sets_aside_more_than_any_store_leaves() -> None:
             assert sum(behind) <= limit.rest_j * (1 + 1e-6)
         for device, j in aside_j(plan).items():
             if device in own.devices:
-                assert j <= own.devices[device].left_j(0.0) * (1 + 1e-6)
+                assert j <= left_j(own.devices[device], 0.0) * (1 + 1e-6)
