@@ -68,7 +68,7 @@ def test_the_typical_year_is_darker_than_a_clear_sky() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_the_reserve_of_fifty_boards_is_never_touched_in_a_month_of_the_typical_year() -> None:
+def test_the_reserve_of_fifty_boards_is_never_touched_in_a_month() -> None:
     pytest.importorskip("pvlib")
     settings = SolarSettings({"orin-nano": 50}, every_s=3600.0)
     kept = month(settings, *suns("typical", settings.days))
