@@ -236,7 +236,7 @@ class _SolarPlanner(CoordinatorPlanner):
 
     def __init__(self, *arguments: Any, **others: Any) -> None:
         super().__init__(*arguments, **others)
-        self.drawn: list[tuple[LargeFleetDevice, float, float, float]] = []
+        self.drawn: list[tuple[LargeFleetDevice, tuple[float, float, float]]] = []
         self._energy: dict[str, tuple[float, float]] = {}
 
     def _note_draw(
@@ -246,7 +246,7 @@ class _SolarPlanner(CoordinatorPlanner):
         energy_j, lasted_s = sum(span.energy_j for span in spans), end_s - begin_s
         if lasted_s > 0:
             self._energy[device.device_id] = energy_j, lasted_s
-            self.drawn.append((device, begin_s, end_s, energy_j / lasted_s - device.idle_w))
+            self.drawn.append((device, (begin_s, end_s, energy_j / lasted_s - device.idle_w)))
         return end_s
 
     def _ended(self, training: PlannedTraining, observed: tuple[float, float] | None) -> None:
@@ -304,7 +304,7 @@ def simulate_solar(
         device.report = loader
     nodes, number, day, end_s = [each.node_id for each in devices.values()], 1, 0, settings.days * 86_400.0
     while (now_s := planner.clock.now_s()) < end_s:
-        true.draws += [(place[each.device_id], *draw) for each, *draw in planner.drawn]
+        true.draws += [(place[each.device_id], *draw) for each, draw in planner.drawn]
         planner.drawn.clear()
         true.advance(now_s, report)
         planner.read_batteries(true.readings())
@@ -327,12 +327,12 @@ def simulate_solar(
             report.rounds += 1
             report.trainings += len(ends_s)
             report.reasons += planner.reasons(plan.plan_id)
-            report.training_j += sum(extra_w * (ended_s - begun_s) for _, begun_s, ended_s, extra_w in planner.drawn)
+            report.training_j += sum(extra_w * (ended_s - begun_s) for _, (begun_s, ended_s, extra_w) in planner.drawn)
             planner.clock.sleep_s(max(ends_s) - now_s)
             planner.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=max(ends_s) - now_s))
             number += 1
         planner.clock.sleep_s(max(0.0, next_s - planner.clock.now_s()))
-    true.draws += [(place[each.device_id], *draw) for each, *draw in planner.drawn]
+    true.draws += [(place[each.device_id], *draw) for each, draw in planner.drawn]
     true.advance(end_s, report)
     return report
 
