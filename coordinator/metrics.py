@@ -515,6 +515,7 @@ class FleetCollector(Collector):
         yield in_flight_family(rounds, self._fleet.rounds.since_s.copy(), self._now_s())
         yield from statistics_families(self._fleet.rounds.statistics, live)
         yield from _supply_families(self._fleet, rounds)
+        yield from _battery_families(self._fleet)
         yield from workload_families(self._fleet)
         yield from duty_families(self._fleet.duties, [device.device_id for device in single])
         unplanned = GaugeMetricFamily(
@@ -544,6 +545,36 @@ def _live_totals(fleet: Fleet, devices: Sequence[DeviceRecord]) -> Iterator[Gaug
     if reported:
         power.add_metric([], sum(reported))
     yield power
+
+
+def _battery_families(fleet: Fleet) -> Iterator[GaugeMetricFamily]:
+    """What batteries hold, and what is left of the energy budgets of supplies."""
+    battery = GaugeMetricFamily(
+        "wattfleet_battery_energy_joules",
+        "Energy of each battery in joules: estimated now, its reserve, and what trainings of an hour may draw",
+        labels=["holder", "kind"],
+    )
+    unknown = GaugeMetricFamily(
+        "wattfleet_battery_unknown",
+        "1 while a battery's charge is not known or old, so that it counts as emptier, else 0",
+        labels=["holder"],
+    )
+    budget = GaugeMetricFamily(
+        "wattfleet_supply_energy_joules",
+        "Energy budget of each supply in its day, week or month, in joules: allowed, spent and set aside",
+        labels=["supply", "kind"],
+    )
+    for state in fleet.battery_states():
+        battery.add_metric([state.holder, "estimated"], state.level.energy_j)
+        battery.add_metric([state.holder, "reserve"], state.placed.battery.reserve_j)
+        battery.add_metric([state.holder, "spare"], state.left_j)
+        unknown.add_metric([state.holder], float(bool(state.problem)))
+    for supply in list(fleet.stores.budgets):
+        if (account := fleet.stores.account(supply)) is not None:
+            budget.add_metric([supply, "allowed"], account.budget_j)
+            budget.add_metric([supply, "spent"], account.spent_j)
+            budget.add_metric([supply, "set_aside"], account.set_aside_j)
+    yield from (battery, unknown, budget)
 
 
 def _supply_families(fleet: Fleet, rounds: Sequence[RoundRecord]) -> Iterator[GaugeMetricFamily]:

@@ -27,6 +27,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from sqlalchemy import URL
 
+from coordinator.budgets.battery_watch import BatteryWatch
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.budgets.site_file import SiteFile, read_site_file
 from coordinator.clocks import BootClock
@@ -276,6 +277,11 @@ class PlanningBasis:
             max_workloads=settings.sessions.max_workloads,
             pairing_problems=kept.pairing_problems,
             energy=kept.energy,
+            now=utc_now,
+            batteries=[each.placed for each in self.site.batteries],
+            energy_budgets=kept.energy_budgets,
+            counted=kept.counted,
+            charges=kept.charges,
         )
 
 
@@ -440,6 +446,9 @@ class FleetInService:
         )
         held.push_async_callback(budgets.stop)
         await budgets.start()
+        batteries = BatteryWatch(preparation.basis.site.batteries, fleet, settings=settings.site)
+        held.push_async_callback(batteries.stop)
+        await batteries.start()
         return cls(
             fleet,
             writer,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -203,6 +203,51 @@ _LONGEST_TEXT = 200
 """Characters of a source's own text that a message repeats."""
 
 
+class Query(Protocol):
+    """A query that is run periodically.
+
+    Attributes:
+        url: URL of the server, without `/api/v1/query`.
+        query: PromQL that returns one series, or a scalar.
+        max_age_s: age in seconds after which an answer is stale.
+        unit: of the answer.
+        at_most: the largest answer.
+    """
+
+    @property
+    def url(self) -> str: ...  # noqa: D102
+    @property
+    def query(self) -> str: ...  # noqa: D102
+    @property
+    def max_age_s(self) -> float: ...  # noqa: D102
+    @property
+    def unit(self) -> str: ...  # noqa: D102
+    @property
+    def at_most(self) -> float: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class PrometheusNumber:
+    """A number that a query measures, such as the charge of a battery; attributes as in `Query`.
+
+    Attributes:
+        every_s: seconds between two queries.
+
+    Raises:
+        InvalidInputError: as of a `PrometheusBudget`.
+    """
+
+    url: str
+    query: str
+    every_s: float
+    max_age_s: float
+    unit: str
+    at_most: float = math.inf
+
+    def __post_init__(self) -> None:
+        _require_query(self.url, self.query, self.every_s, self.max_age_s, self.unit)
+
+
 @dataclass(frozen=True)
 class PrometheusBudget:
     """A budget that a query measures, with its fallback.
@@ -224,27 +269,53 @@ class PrometheusBudget:
     rule: ReadingRule
 
     def __post_init__(self) -> None:
-        _require_server(self.url)
-        if not self.query.strip():
-            raise InvalidInputError("a budget's query is empty: write PromQL that returns watts")
-        if not 1 <= self.every_s <= self.rule.max_age_s / 3:
-            raise InvalidInputError(
-                f"every_s must be from 1 s to a third of max_age_s ({self.rule.max_age_s / 3:g} s), not"
-                f" {self.every_s:g} s: otherwise an answer is stale before the next one"
-            )
+        _require_query(self.url, self.query, self.every_s, self.max_age_s, self.unit)
 
     @property
-    def lookback_s(self) -> float:
-        """The largest age in seconds of the samples that Prometheus answers from.
+    def max_age_s(self) -> float:
+        """Age in seconds after which an answer is stale."""
+        return self.rule.max_age_s
 
-        An answer has the time of the query's evaluation, not of its samples. Half of a reading's largest age is
-        therefore left to Prometheus for looking back, and the other half for keeping the answer.
-        """
-        return self.rule.max_age_s / 2
+    @property
+    def unit(self) -> str:
+        """Watts."""
+        return "watts"
+
+    @property
+    def at_most(self) -> float:
+        """Any number of watts is possible."""
+        return math.inf
+
+
+def _require_query(url: str, query: str, every_s: float, max_age_s: float, unit: str) -> None:
+    _require_server(url)
+    if not query.strip():
+        raise InvalidInputError(f"a query is empty: write PromQL that returns {unit}")
+    if not 1 <= every_s <= max_age_s / 3:
+        raise InvalidInputError(
+            f"every_s must be from 1 s to a third of max_age_s ({max_age_s / 3:g} s), not {every_s:g} s: otherwise an"
+            " answer is stale before the next one"
+        )
+
+
+def lookback_s(query: Query) -> float:
+    """The largest age in seconds of the samples that Prometheus answers from.
+
+    An answer has the time of the query's evaluation, not of its samples. Half of a reading's largest age is therefore
+    left to Prometheus for looking back, and the other half for keeping the answer.
+    """
+    return query.max_age_s / 2
 
 
 async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0, names: NameLookups | None = None) -> Reading:
-    """Run the query once.
+    """Run a budget's query once; arguments and errors as of `fetch_number`."""
+    return Reading(*await fetch_number(budget, timeout_s, names))
+
+
+async def fetch_number(
+    budget: Query, timeout_s: float = 5.0, names: NameLookups | None = None
+) -> tuple[float, datetime]:
+    """Run a query once; returns its number, and the earliest possible time of its measurement.
 
     Args:
         budget: the query.
@@ -254,7 +325,7 @@ async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0, names: NameLoo
     Raises:
         SourceFailedError: no answer, or the answer is not from Prometheus.
         NoReadingError: the answer has no series.
-        UnusableReadingError: the value is not a valid number of watts.
+        UnusableReadingError: the value is not a valid number.
         StaleReadingError: the answer is too old.
         AmbiguousQueryError: the answer has several series.
         UnsuitableQueryError: Prometheus rejects the query, or it returns neither a series nor a scalar.
@@ -262,7 +333,7 @@ async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0, names: NameLoo
     parameters = {
         "query": budget.query,
         "timeout": f"{timeout_s:g}s",
-        "lookback_delta": f"{budget.lookback_s:.3f}",
+        "lookback_delta": f"{lookback_s(budget):.3f}",
     }
     url = f"{budget.url.rstrip('/')}/api/v1/query"
     try:
@@ -279,11 +350,16 @@ async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0, names: NameLoo
     # Prometheus explains its own errors in JSON.
     if answer.is_error and "json" not in answer.content_type:
         raise SourceFailedError(f"{budget.url} answered HTTP {answer.status}: {_excerpt(answer.body)}")
-    return reading_of(answer.body, budget, datetime.now(timezone.utc))
+    return number_of(answer.body, budget, datetime.now(timezone.utc))
 
 
 def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -> Reading:
-    """The reading in an answer of `/api/v1/query`.
+    """The reading in an answer of `/api/v1/query`; arguments and errors as of `number_of`."""
+    return Reading(*number_of(answer, budget, received_at))
+
+
+def number_of(answer: bytes, budget: Query, received_at: datetime) -> tuple[float, datetime]:
+    """The number in an answer of `/api/v1/query`, and the earliest possible time of its measurement.
 
     Args:
         answer: the body, JSON.
@@ -309,27 +385,28 @@ def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -
             )
         evaluated_s, text = result if kind == "scalar" else _only(result, budget)["value"]
         evaluated_at = utc_from(float(evaluated_s))
-        watts = float(text)
+        number = float(text)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
         raise SourceFailedError(f"{budget.url} did not answer like a Prometheus server: {_excerpt(answer)}") from None
-    if not (math.isfinite(watts) and watts >= 0):
-        advice = "; if negative values are expected, write clamp_min(..., 0)" if watts < 0 else ""
+    if not (math.isfinite(number) and 0 <= number <= budget.at_most):
+        advice = "; if negative values are expected, write clamp_min(..., 0)" if number < 0 else ""
+        most = f" and at most {budget.at_most:g}" if number > budget.at_most else ""
         raise UnusableReadingError(
-            f"{budget.query!r} returns {_shortened(text)}: watts must be finite and not negative{advice}"
+            f"{budget.query!r} returns {_shortened(text)}: {budget.unit} must be finite and not negative{most}{advice}"
         )
-    if (age_s := (received_at - evaluated_at).total_seconds()) > budget.rule.max_age_s - budget.lookback_s:
+    if (age_s := (received_at - evaluated_at).total_seconds()) > budget.max_age_s - lookback_s(budget):
         raise StaleReadingError(
             f"the answer of {budget.url} is {age_s:.0f} s old: compare its clock with this machine's"
         )
     # A server's clock that is ahead must not keep an answer in force longer.
-    return Reading(watts, min(evaluated_at, received_at) - timedelta(seconds=budget.lookback_s))
+    return number, min(evaluated_at, received_at) - timedelta(seconds=lookback_s(budget))
 
 
-def _only(result: list[dict[str, Any]], budget: PrometheusBudget) -> dict[str, Any]:
+def _only(result: list[dict[str, Any]], budget: Query) -> dict[str, Any]:
     """The one series of an answer."""
     if not result:
         raise NoReadingError(
-            f"{budget.query!r} returns no series with a sample in the last {budget.lookback_s:g} s at {budget.url}"
+            f"{budget.query!r} returns no series with a sample in the last {lookback_s(budget):g} s at {budget.url}"
         )
     if len(result) > 1:
         named = ", ".join(_shortened(_series(one["metric"])) for one in result[:_NAMED_SERIES])
@@ -345,7 +422,7 @@ def _series(labels: dict[str, str]) -> str:
     return name + "{" + ",".join(f'{key}="{value}"' for key, value in labels.items() if key != "__name__") + "}"
 
 
-def _refusal(parsed: dict[str, Any], budget: PrometheusBudget) -> SourceFailedError | UnsuitableQueryError:
+def _refusal(parsed: dict[str, Any], budget: Query) -> SourceFailedError | UnsuitableQueryError:
     """The error that Prometheus reports; bad data stays an error until the query is changed."""
     message = _shortened(parsed["error"])
     if parsed["errorType"] == "bad_data":

@@ -1,36 +1,75 @@
-"""The operator's site file: supplies with their budgets and devices, and limits of single devices."""
+"""The operator's site file: supplies with their budgets, devices and batteries, and limits of single devices."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
-from coordinator.budgets.prometheus_budget import PrometheusBudget
+from coordinator.budgets.prometheus_budget import PrometheusBudget, PrometheusNumber
 from coordinator.state.agents import DeviceRules
 from coordinator.state.names import require_tag
+from coordinator.state.stores import PlacedBattery
 from wattfleet.common.parsing import parse_toml
 from wattfleet.core.budgets import (
+    Battery,
     Budget,
     ConstantBudget,
     DailySchedule,
+    Harvest,
+    HourlyHarvest,
+    NoHarvest,
     ReadingRule,
     Supplies,
     Supply,
+    joules_of,
+    read_dated_harvest,
     read_timed_schedule,
     require_watts,
+    zone_named,
 )
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.planning import SITE
 
 AnyBudget = Budget | PrometheusBudget
 """A budget that follows from the time, or one that is queried."""
+
+
+DEVICE = "$device"
+"""Stands for a device's id in the query or the file of a battery."""
+
+
+@dataclass(frozen=True)
+class ChargeFile:
+    """A file that contains the charge of a battery in percent.
+
+    Attributes:
+        path: the file.
+        every_s: seconds between two reads.
+    """
+
+    path: str
+    every_s: float
+
+
+@dataclass(frozen=True)
+class SiteBattery:
+    """A battery, and where its charge and its harvest are read.
+
+    Attributes:
+        placed: the battery.
+        charge: the query or file of its charge in percent; None if the agent or the operator reports it.
+        harvest: the query of the watts that charge it; None if its harvest is a table.
+    """
+
+    placed: PlacedBattery
+    charge: PrometheusNumber | ChargeFile | None = None
+    harvest: PrometheusNumber | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +83,7 @@ class SiteFile:
             devices are behind.
         rules: the rules for single devices, by id.
         refuses_unplanned: whether devices refuse trainings without a plan.
+        batteries: the batteries.
     """
 
     supplies: Supplies
@@ -51,6 +91,7 @@ class SiteFile:
     attached: tuple[tuple[str, str], ...] = ()
     rules: Mapping[str, DeviceRules] = field(default_factory=dict)
     refuses_unplanned: bool = False
+    batteries: tuple[SiteBattery, ...] = ()
 
     @classmethod
     def of_site(cls, site_budget_w: float) -> SiteFile:
@@ -141,13 +182,7 @@ class _Schedule(_Keys):
     schedule: _Daily
 
     def budget(self, folder: Path) -> AnyBudget:
-        try:
-            zone = ZoneInfo(self.schedule.timezone)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise InvalidInputError(
-                f"unknown time zone {self.schedule.timezone!r}: write one such as Europe/Berlin"
-            ) from None
-        return DailySchedule.of(zone, self.schedule.spans)
+        return DailySchedule.of(zone_named(self.schedule.timezone), self.schedule.spans)
 
 
 class _Csv(_Keys):
@@ -177,10 +212,14 @@ class _Query(_Keys):
 _MODELS: dict[str, type[BaseModel]] = {"watts": _Watts, "schedule": _Schedule, "csv": _Csv, "query": _Query}
 
 
-def _kind(budget: object) -> str | None:
-    """The key that tells a budget's kind; None unless there is exactly one."""
-    kinds = [key for key in _MODELS if isinstance(budget, dict) and key in budget]
-    return kinds[0] if len(kinds) == 1 else None
+def _kind_of(kinds: Mapping[str, type[BaseModel]]) -> Callable[[object], str | None]:
+    """A function that returns the key which tells a table's kind; None unless there is exactly one."""
+
+    def kind(table: object) -> str | None:
+        found = [key for key in kinds if isinstance(table, dict) and key in table]
+        return found[0] if len(found) == 1 else None
+
+    return kind
 
 
 class _Supply(_Keys):
@@ -191,7 +230,7 @@ class _Supply(_Keys):
         | Annotated[_Csv, Tag("csv")]
         | Annotated[_Query, Tag("query")],
         Discriminator(
-            _kind,
+            _kind_of(_MODELS),
             custom_error_type="kind_of_budget",
             custom_error_message=f"must have exactly one of the keys {', '.join(_MODELS)}",
         ),
@@ -204,8 +243,154 @@ class _Device(_Keys):
     tags: list[str] = Field(default_factory=list)
 
 
+class _ChargeQuery(_Keys):
+    query: str
+    url: str
+    every_s: float = 60.0
+
+    def source(self, folder: Path, max_age_s: float) -> PrometheusNumber | ChargeFile | None:
+        return PrometheusNumber(self.url, self.query, self.every_s, max_age_s, "percent", 100.0)
+
+
+class _ChargeFile(_Keys):
+    file: str
+    every_s: float = 60.0
+
+    def source(self, folder: Path, max_age_s: float) -> PrometheusNumber | ChargeFile | None:
+        if not 1 <= self.every_s <= max_age_s:
+            raise InvalidInputError(f"every_s must be from 1 s to max_age_s ({max_age_s:g} s), not {self.every_s:g} s")
+        return ChargeFile(str(folder / self.file), self.every_s)
+
+
+class _ChargeOfAgent(_Keys):
+    agent: Literal[True]
+
+    def source(self, folder: Path, max_age_s: float) -> PrometheusNumber | ChargeFile | None:
+        return None
+
+
+class _ChargeOfOperator(_Keys):
+    operator: Literal[True]
+
+    def source(self, folder: Path, max_age_s: float) -> PrometheusNumber | ChargeFile | None:
+        return None
+
+
+class _HarvestHours(_Keys):
+    timezone: str
+    hourly_w: list[float]
+
+    def harvest(self, folder: Path) -> Harvest:
+        return HourlyHarvest(zone_named(self.timezone), tuple(self.hourly_w))
+
+
+class _HarvestTable(_Keys):
+    csv: str
+
+    def harvest(self, folder: Path) -> Harvest:
+        path = folder / self.csv
+        text = _text(path)
+        try:
+            return read_dated_harvest(text)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{path}: {error}") from None
+
+
+class _HarvestQuery(_Keys):
+    query: str
+    url: str
+    every_s: float = 60.0
+    max_age_s: float = 3600.0
+
+    def harvest(self, folder: Path) -> Harvest:
+        return NoHarvest()
+
+    @property
+    def source(self) -> PrometheusNumber:
+        return PrometheusNumber(self.url, self.query, self.every_s, self.max_age_s, "watts")
+
+
+_CHARGES: dict[str, type[BaseModel]] = {
+    "query": _ChargeQuery,
+    "file": _ChargeFile,
+    "agent": _ChargeOfAgent,
+    "operator": _ChargeOfOperator,
+}
+_HARVESTS: dict[str, type[BaseModel]] = {"hourly_w": _HarvestHours, "csv": _HarvestTable, "query": _HarvestQuery}
+
+
+class _Battery(_Keys):
+    supply: str = ""
+    devices: list[str] = Field(default_factory=list)
+    capacity: str
+    charge: Annotated[
+        Annotated[_ChargeQuery, Tag("query")]
+        | Annotated[_ChargeFile, Tag("file")]
+        | Annotated[_ChargeOfAgent, Tag("agent")]
+        | Annotated[_ChargeOfOperator, Tag("operator")],
+        Discriminator(
+            _kind_of(_CHARGES),
+            custom_error_type="kind_of_charge",
+            custom_error_message=f"must have exactly one of the keys {', '.join(_CHARGES)}",
+        ),
+    ]
+    harvest: (
+        Annotated[
+            Annotated[_HarvestHours, Tag("hourly_w")]
+            | Annotated[_HarvestTable, Tag("csv")]
+            | Annotated[_HarvestQuery, Tag("query")],
+            Discriminator(
+                _kind_of(_HARVESTS),
+                custom_error_type="kind_of_harvest",
+                custom_error_message=f"must have exactly one of the keys {', '.join(_HARVESTS)}",
+            ),
+        ]
+        | None
+    ) = None
+    reserve_percent: float = 20.0
+    self_discharge_percent_per_day: float = 0.1
+    parked_h: float | None = None
+    max_age_s: float | None = None
+    decay_h: float = 4.0
+
+    def battery(self, name: str, folder: Path, supplies: Supplies) -> SiteBattery:
+        """The battery.
+
+        Raises:
+            InvalidInputError: a value cannot be used.
+        """
+        if bool(self.supply) == bool(self.devices):
+            raise InvalidInputError(
+                "give either supply or devices: a battery belongs to a supply, or each device has one"
+            )
+        if self.supply and self.supply not in supplies.names:
+            raise InvalidInputError(f"unknown supply {self.supply!r}: use one of {', '.join(supplies.names)}")
+        source = next(key for key, model in _CHARGES.items() if isinstance(self.charge, model))
+        if source == "agent" and self.supply:
+            raise InvalidInputError("the charge of a supply's battery cannot come from an agent: use query or file")
+        # What a person states is not measured again soon.
+        usual_age_s = 24 * 3600.0 if source == "operator" else 900.0
+        max_age_s = usual_age_s if self.max_age_s is None else self.max_age_s
+        parked_h = self.parked_h
+        if parked_h is None:
+            parked_h = 0.0 if self.harvest is None else 24.0
+        battery = Battery(
+            joules_of("capacity", self.capacity),
+            self.reserve_percent / 100,
+            NoHarvest() if self.harvest is None else self.harvest.harvest(folder),
+            self.self_discharge_percent_per_day / 100,
+            parked_h * 3600.0,
+            max_age_s,
+            self.decay_h * 3600.0,
+        )
+        placed = PlacedBattery(name, battery, source, self.supply, tuple(self.devices))
+        measured = self.harvest.source if isinstance(self.harvest, _HarvestQuery) else None
+        return SiteBattery(placed, self.charge.source(folder, max_age_s), measured)
+
+
 class _Document(_Keys):
     supplies: dict[str, _Supply]
+    batteries: dict[str, _Battery] = Field(default_factory=dict)
     devices: dict[str, _Device] = Field(default_factory=dict)
     unplanned_trainings: Literal["warn", "refuse"] = "warn"
 
@@ -219,7 +404,22 @@ class _Document(_Keys):
             except InvalidInputError as error:
                 raise InvalidInputError(f"supplies.{name}.budget: {error}") from None
         refuses = self.unplanned_trainings == "refuse"
-        return SiteFile(supplies, budgets, tuple(self._attached()), dict(self._rules()), refuses)
+        batteries = tuple(self._batteries(folder, supplies))
+        return SiteFile(supplies, budgets, tuple(self._attached()), dict(self._rules()), refuses, batteries)
+
+    def _batteries(self, folder: Path, supplies: Supplies) -> Iterator[SiteBattery]:
+        """The batteries, of which a supply or a pattern of devices has at most one."""
+        seen: dict[str, str] = {}
+        for name, table in self.batteries.items():
+            try:
+                found = table.battery(name, folder, supplies)
+            except InvalidInputError as error:
+                raise InvalidInputError(f"batteries.{name}: {error}") from None
+            for holder in [table.supply] if table.supply else [f"devices {each}" for each in table.devices]:
+                if holder in seen:
+                    raise InvalidInputError(f"batteries.{name}: {holder} already has the battery {seen[holder]}")
+                seen[holder] = name
+            yield found
 
     def _attached(self) -> Iterator[tuple[str, str]]:
         """The patterns of device ids with their supply."""
@@ -267,7 +467,8 @@ def _messages(error: ValidationError) -> Iterator[str]:
     for problem in error.errors(include_url=False):
         location = [str(part) for part in problem["loc"]]
         # pydantic adds the kind of a budget to the path, which is not a key of the file.
-        if location[0] == "supplies" and location[2:3] == ["budget"] and len(location) > 3:
+        of_kinds = {"supplies": ["budget"], "batteries": ["charge", "harvest"]}.get(location[0], [])
+        if location[2:3] and location[2] in of_kinds and len(location) > 3:
             kind = location.pop(3)
         else:
             kind = ""
@@ -295,6 +496,9 @@ def _known_keys(table: Sequence[str], kind: str) -> list[str]:
     model: type[BaseModel] = _Document
     if table[:1] == ["devices"]:
         model = _Device
+    elif table[:1] == ["batteries"]:
+        kinds = {"charge": _CHARGES, "harvest": _HARVESTS}
+        model = _Battery if len(table) == 2 else kinds[table[2]][kind]
     elif len(table) == 2:
         model = _Supply
     elif len(table) == 3:

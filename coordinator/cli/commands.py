@@ -14,6 +14,7 @@ from coordinator.cli.events import audit_log, events
 from coordinator.cli.export.command import export
 from coordinator.cli.options import ClientCommand
 from coordinator.cli.plan import app as budget_commands
+from coordinator.cli.plan import battery_app as battery_commands
 from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
 from coordinator.cli.runs import energy, forecast, round_, rounds, runs
@@ -96,6 +97,7 @@ def serve(ctx: typer.Context) -> None:
 for command in (devices, device, nodes, workloads, profile, tag, drain, forget):
     app.command(command.__name__, cls=ClientCommand, rich_help_panel=_FLEET)(command)
 app.add_typer(budget_commands, name="budget", rich_help_panel=_FLEET)
+app.add_typer(battery_commands, name="battery", rich_help_panel=_FLEET)
 app.add_typer(reference_commands, name="reference", rich_help_panel=_FLEET)
 for run_command in (runs, rounds, round_, forecast, energy, events, plan, delete, export):
     app.command(run_command.__name__.rstrip("_"), cls=ClientCommand, rich_help_panel=_RUNS)(run_command)

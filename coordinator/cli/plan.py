@@ -1,4 +1,4 @@
-"""`wattfleet coordinator budget` and `plan --dry-run`: the site's watts, and a preview of the next round."""
+"""`wattfleet coordinator budget`, `battery` and `plan --dry-run`: watts, energy, and a preview of the next round."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 # --- Budget -----------------------------------------------------------------------------------------------------------
-# `wattfleet coordinator budget`: show and override the power budgets of the supplies.
+# `wattfleet coordinator budget`: show and override the power budgets of the supplies, and set their energy budgets.
 
 
-app = typer.Typer(no_args_is_help=True, help="Show and override the power budgets of the supplies.")
+app = typer.Typer(no_args_is_help=True, help="Show and set the power and energy budgets of the supplies.")
 
 
 SupplyArgument = Annotated[str, typer.Argument(help="Name of the supply. With `serve --site-budget-w`, it is `site`.")]
@@ -54,33 +54,76 @@ def show_budgets(watch: WatchOption = False, json_: JsonOption = False) -> None:
 @app.command("set", cls=ClientCommand, context_settings={"ignore_unknown_options": True})
 def set_budget(
     supply: SupplyArgument,
-    watts: Annotated[float, typer.Argument(metavar="WATTS", help="Budget in watts, above 0.")],
+    amount: Annotated[
+        str,
+        typer.Argument(
+            metavar="WATTS|ENERGY", help="Budget in watts, above 0; or an energy, such as 5kWh, with --per."
+        ),
+    ],
     for_: Annotated[
         str | None,
         typer.Option(
             "--for", help="Clear the override after this long, such as 45m or 1h30m. Default: keep it until cleared."
         ),
     ] = None,
+    per: Annotated[
+        str | None,
+        typer.Option(
+            help="Let all trainings behind the supply draw this energy above idle in each day, week or month. Default:"
+            " none, for watts.",
+            show_default=False,
+        ),
+    ] = None,
+    timezone: Annotated[
+        str | None,
+        typer.Option(
+            help="Begin each day, week or month at midnight in this time zone, such as Europe/Berlin. Default: UTC.",
+            show_default=False,
+        ),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Set the budget of SUPPLY to WATTS until cleared, and trim rounds in flight to it."""
+    """Set the budget of SUPPLY until cleared: watts, or an energy --per day.
+
+    Rounds in flight are trimmed to watts. An energy budget limits the rounds that are planned from now on.
+    """
     from wattfleet.common.parsing import seconds
+    from wattfleet.core.budgets import joules_of
+    from wattfleet.core.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
     for_s = None if for_ is None else seconds(for_)
+    request = operator_pb2.SetBudgetRequest(supply=supply, for_s=for_s, per=per or "", timezone=timezone or "")
+    try:
+        request.watts = float(amount)
+    except ValueError:
+        if per is None:
+            raise InvalidInputError(
+                f"{amount!r} are no watts: write a number; or an energy such as 5kWh, with --per day"
+            ) from None
+        request.energy_j = joules_of("an energy budget", amount)
     with connected() as client:
-        answer = client.operate("SetBudget", operator_pb2.SetBudgetRequest(supply=supply, watts=watts, for_s=for_s))
+        answer = client.operate("SetBudget", request)
     _print_changed(answer, json_)
 
 
 @app.command("clear", cls=ClientCommand)
-def clear_budget(supply: SupplyArgument, json_: JsonOption = False) -> None:
+def clear_budget(
+    supply: SupplyArgument,
+    energy: Annotated[
+        bool, typer.Option("--energy", help="Remove the energy budget, and keep the watts. Default: no.")
+    ] = False,
+    json_: JsonOption = False,
+) -> None:
     """Clear the override of SUPPLY; its configured budget takes effect again."""
     from wattfleet_proto.v1 import operator_pb2
 
     with connected() as client:
-        answer = client.operate("ClearBudget", operator_pb2.ClearBudgetRequest(supply=supply))
-    _print_changed(answer, json_)
+        answer = client.operate("ClearBudget", operator_pb2.ClearBudgetRequest(supply=supply, energy=energy))
+    if energy and not json_:
+        print_line(f"{supply}: no energy budget")
+    else:
+        _print_changed(answer, json_)
 
 
 def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
@@ -91,6 +134,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
 
     tree = as_tree(found)
     reasons = [f"{each['supply']}: {why}" for each in tree if (why := why_in_force(each)) is not None]
+    reasons += [f"{each['supply']}: {words.energy_budget(each)}" for each in tree if each["energy_per"]]
     table = FittingTable(
         columns(
             "supply",
@@ -139,6 +183,8 @@ def _print_changed(answer: Any, json_: bool) -> None:
         return
     until = "" if content["until"] is None else f", until {_moment(content['until'])}"
     print_line(f"{content['supply']}: {words.watts(content['watts'])} in force ({content['source']}{until})")
+    if content["energy_per"]:
+        terminal().print(f"{content['supply']}: {words.energy_budget(content)}", highlight=False)
     if answer.trimmed_rounds:
         print_line(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed")
     if answer.told_devices:
@@ -147,6 +193,90 @@ def _print_changed(answer: Any, json_: bool) -> None:
         is_told = bool(answer.told_devices)
         why = "until devices confirm, or their grants lapse" if is_told else "for idle and offline devices"
         print_line(f"{words.watts(content['set_aside_w'])} are still set aside {why}")
+
+
+# --- Battery ----------------------------------------------------------------------------------------------------------
+# `wattfleet coordinator battery`: show the batteries of devices and supplies, and state the charge of one.
+
+
+battery_app = typer.Typer(no_args_is_help=True, help="Show batteries, and state the charge of one.")
+
+
+@battery_app.command("show", cls=ClientCommand)
+def show_batteries(watch: WatchOption = False, json_: JsonOption = False) -> None:
+    """Show each battery's estimated energy, its reserve, and what it leaves for the trainings of an hour."""
+    from coordinator.display.values import battery_values
+    from wattfleet_proto.v1 import operator_pb2
+
+    with connected() as client:
+
+        def content() -> list[dict[str, Any]]:
+            answer = client.operate("GetBatteries", operator_pb2.GetBatteriesRequest())
+            return [battery_values(battery) for battery in answer.batteries]
+
+        show(content, _battery_table, json_, watch)
+
+
+# So that the coordinator receives a negative number, and explains what is wrong with it.
+@battery_app.command("set", cls=ClientCommand, context_settings={"ignore_unknown_options": True})
+def set_charge(
+    name: Annotated[str, typer.Argument(help="The device or the supply that has the battery.")],
+    percent: Annotated[str, typer.Argument(metavar="PERCENT", help="Its charge now, 0 to 100.")],
+    json_: JsonOption = False,
+) -> None:
+    """State the charge of the battery of NAME, which nothing measures."""
+    from coordinator.display.values import battery_values
+    from wattfleet.core.errors import InvalidInputError
+    from wattfleet_proto.v1 import operator_pb2
+
+    try:
+        share = float(percent.removesuffix("%")) / 100
+    except ValueError:
+        raise InvalidInputError(f"{percent!r} is no charge: write 0 to 100 percent") from None
+    with connected() as client:
+        answer = client.operate("SetCharge", operator_pb2.SetChargeRequest(name=name, share=share))
+    content = battery_values(answer.battery)
+    if json_:
+        print_json(content)
+    else:
+        terminal().print(_battery_table([content]))
+
+
+def _battery_table(found: Sequence[dict[str, Any]]) -> RenderableType:
+    from rich.text import Text
+
+    from wattfleet.common.tables import Column, FittingTable, columns, numbers
+
+    if not found:
+        return Text("no batteries: declare them in [batteries] of the site file", style="dim")
+    table = FittingTable(
+        columns(
+            "battery of",
+            numbers("charge"),
+            numbers("Wh"),
+            numbers("Wh\nreserve"),
+            numbers("Wh\nspare"),
+            numbers("W\nharvest", rank=1),
+            numbers("W\nidle", rank=2),
+            "source",
+            Column("read", rank=3),
+        ),
+        below=lambda shown: [
+            Text(f"{each['name']}: {each['problem']}", style="bold red") for each in found if each["problem"]
+        ],
+    )
+    for each in found:
+        is_low = each["energy_j"] < each["reserve_j"]
+        table.add(
+            Text(each["name"]),
+            Text(f"{each['share']:.0%}", style="bold red" if is_low else ""),
+            *(number(each[key] / 3600) for key in ("energy_j", "reserve_j", "spare_j")),
+            number(each["harvest_w"]),
+            number(each["idle_w"]),
+            Text(each["source"]),
+            "-" if each["measured"] is None else _moment(each["measured"]),
+        )
+    return table
 
 
 # --- Plan -------------------------------------------------------------------------------------------------------------

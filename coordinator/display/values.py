@@ -131,11 +131,22 @@ def known_workload_values(view: view_pb2.WorkloadView) -> Values:
 
 def budget_values(budget: operator_pb2.SupplyBudget) -> Values:
     """The budget in force at a supply, what is set aside and drawn there, and since when."""
-    until = known(budget, "until_unix_s")
+    until, energy_until = known(budget, "until_unix_s"), known(budget, "energy_until_unix_s")
     return {
-        **values_of(budget, leave_out=("since_unix_s", "until_unix_s")),
+        **values_of(budget, leave_out=("since_unix_s", "until_unix_s", "energy_until_unix_s")),
         "since": time_text(budget.since_unix_s),
         "until": None if until is None else time_text(until),
+        "energy_until": None if energy_until is None else time_text(energy_until),
+    }
+
+
+def battery_values(battery: operator_pb2.Battery) -> Values:
+    """A battery's estimated energy, what it leaves for trainings, and its newest reading."""
+    measured = known(battery, "measured_unix_s")
+    return {
+        **values_of(battery, leave_out=("measured_unix_s",)),
+        "measured": None if measured is None else time_text(measured),
+        "share": battery.energy_j / battery.capacity_j,
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from wattfleet.common.console import duration_text
+from wattfleet.common.console import duration_text, energy_text
 from wattfleet_proto.device_state import READINGS, BoardSample
 from wattfleet_proto.names import COOL_C, HOT_C, is_to_measure, plan_in_words
 
@@ -161,6 +161,16 @@ def source_detail(budget: Values) -> str:
     """More about where the watts in force come from; empty for a source that says everything."""
     says_all = not budget["fallback"] and budget["source"] in ("constant", "operator", "query")
     return "" if says_all else str(budget["reason"])
+
+
+def energy_budget(budget: Values) -> str:
+    """What is left of a supply's energy budget, such as "3.2 kJ left of 5.0 kJ per day (UTC)"."""
+    left_j = budget["energy_budget_j"] - budget["energy_spent_j"] - budget["energy_set_aside_j"]
+    return (
+        f"{energy_text(max(0.0, left_j))} left of {energy_text(budget['energy_budget_j'])} per"
+        f" {budget['energy_per']} ({budget['energy_timezone']}): {energy_text(budget['energy_spent_j'])} spent,"
+        f" {energy_text(budget['energy_set_aside_j'])} set aside"
+    )
 
 
 def is_exceeded(budget: Values) -> bool:

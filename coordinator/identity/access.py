@@ -142,6 +142,7 @@ _OF_SERVICES: Mapping[str, tuple[frozenset[Role], tuple[str, ...]]] = {
         (
             "SetBudget",
             "ClearBudget",
+            "SetCharge",
             "TagDevices",
             "DrainDevices",
             "ProfileWorkload",
@@ -176,6 +177,7 @@ _OF_METHODS: Mapping[str, frozenset[Role]] = {
     # These change nothing.
     "/wattfleet.v1.OperatorService/PreviewPlan": VIEWING,
     "/wattfleet.v1.OperatorService/GetBudgets": VIEWING,
+    "/wattfleet.v1.OperatorService/GetBatteries": VIEWING,
     "/wattfleet.v1.OperatorService/ListReferences": VIEWING,
     "/wattfleet.v1.OperatorService/GetMetadata": VIEWING,
     "/wattfleet.v1.SuperLinkService/GetSuperLink": ANYBODY,

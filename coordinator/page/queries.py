@@ -95,6 +95,11 @@ class Queries:
         answer = await self._asked(self.operator.GetBudgets(operator_pb2.GetBudgetsRequest(), None))
         return list(answer.supplies)
 
+    async def batteries(self) -> list[operator_pb2.Battery]:
+        """The batteries of supplies and devices."""
+        answer = await self._asked(self.operator.GetBatteries(operator_pb2.GetBatteriesRequest(), None))
+        return list(answer.batteries)
+
     async def devices(self) -> list[view_pb2.DeviceView]:
         """All devices by id, without their fronts."""
         answers = await self._streamed(self.viewer.ListDevices, view_pb2.ListDevicesRequest())

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, 
 
 from coordinator.display.values import (
     RunEnergy,
+    battery_values,
     budget_values,
     run_energy,
     run_totals,
@@ -295,6 +296,7 @@ class Snapshot:
         supplies: the budgets in force and the watts of all supplies, each after the one that feeds it.
         watts: the watts of each supply, and of `WHOLE_FLEET`.
         policy: name of the client-selection policy.
+        batteries: the batteries of supplies, and of devices.
         version: changes with what pages show.
     """
 
@@ -304,6 +306,7 @@ class Snapshot:
     supplies: Sequence[Values]
     watts: Mapping[str, Watts]
     policy: str
+    batteries: Sequence[Values]
     version: str
 
     @property
@@ -392,7 +395,8 @@ class Snapshots:
     async def _take(self) -> None:
         devices, runs = await self.queries.devices(), await self.queries.runs()
         budgets, fleet = await self.queries.budgets(), await self.queries.fleet()
-        taken = await asyncio.to_thread(_snapshot, devices, runs, budgets, fleet)
+        batteries = await self.queries.batteries()
+        taken = await asyncio.to_thread(_snapshot, devices, runs, budgets, fleet, batteries)
         self.history.add(taken.at_unix_s, taken.watts)
         async with self._taken:
             self._newest, self._failed_at, self.failure = taken, None, None
@@ -429,11 +433,15 @@ def _snapshot(
     runs: Sequence[view_pb2.RunView],
     budgets: Sequence[operator_pb2.SupplyBudget],
     fleet: view_pb2.GetFleetResponse,
+    batteries: Sequence[operator_pb2.Battery],
 ) -> Snapshot:
     now = time.time()
     values, run_list = [tagged_device_values(each) for each in devices], [run_values(each) for each in runs]
     supplies = as_tree(map(budget_values, budgets))
     fixed = [{**each, "drawn_w": None, "measured_devices": None} for each in supplies]
+    held = list(map(battery_values, batteries))
+    moving = dict.fromkeys(("energy_j", "spare_j", "harvest_w", "measured", "measured_share"))
+    fixed += [{**each, **moving, "share": round(each["share"], 2)} for each in held]
     others = {"policy": fleet.policy, "events": fleet.event_count}
     return Snapshot(
         now,
@@ -442,6 +450,7 @@ def _snapshot(
         supplies,
         _watts_of(supplies, now),
         fleet.policy,
+        held,
         _version_of(values, run_list, fixed, [others], at_unix_s=now),
     )
 

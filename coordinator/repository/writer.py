@@ -16,6 +16,8 @@ from coordinator.errors import NotOwnerError, StoreUnavailableError, UnstorableR
 from coordinator.service_figures import ServiceFigures, timed
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
+    BatteryCharge,
+    CountedEnergy,
     DeviceOverrides,
     DeviceRecord,
     EventRecord,
@@ -30,6 +32,7 @@ from coordinator.state.records import (
     RoundObservation,
     RoundRecord,
     StoredRecord,
+    SupplyEnergyBudget,
     SupplyOverride,
     TrainingEnergy,
     UnplannedRound,
@@ -56,8 +59,12 @@ def _key(record: StoredRecord) -> _Key:
         return (TrainingEnergy, record.plan_id, record.device_id)
     if isinstance(record, UnplannedRound):
         return (UnplannedRound, record.run_id, record.number)
-    if isinstance(record, SupplyOverride):
-        return (SupplyOverride, record.supply)
+    if isinstance(record, CountedEnergy):
+        return (CountedEnergy, record.plan_id, record.holder)
+    if isinstance(record, BatteryCharge):
+        return (BatteryCharge, record.holder)
+    if isinstance(record, SupplyOverride | SupplyEnergyBudget):
+        return (type(record), record.supply)
     if isinstance(record, PublishedReference | RemovedReference):
         return (PublishedReference, record.digest)
     if isinstance(record, InviteRecord):

@@ -36,6 +36,7 @@ _CHANGE_NOTHING = frozenset(
     {
         "PreviewPlan",
         "GetBudgets",
+        "GetBatteries",
         "ListReferences",
         "GetMetadata",
         "ListInvites",

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
@@ -24,9 +24,10 @@ from coordinator.state.leases import Leases
 from coordinator.state.names import require_name
 from coordinator.state.power_draw import MeasuredDraw
 from coordinator.state.preview import WhatIf
-from coordinator.state.records import DeviceOverrides, SupplyOverride
+from coordinator.state.records import DeviceOverrides, SupplyEnergyBudget, SupplyOverride
+from coordinator.state.stores import BatteryState
 from wattfleet.common.tasks import background_task, stop_tasks
-from wattfleet.core.budgets import Override
+from wattfleet.core.budgets import Override, Period, PeriodBudget
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import Selection
@@ -199,7 +200,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def SetBudget(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.SetBudgetRequest, context: Any
     ) -> operator_pb2.SetBudgetResponse:
-        """Override the watts of a supply's configured source."""
+        """Override the watts of a supply's configured source, or set its energy budget."""
+        if request.energy_j:
+            if request.watts or request.HasField("for_s"):
+                raise InvalidInputError("an energy budget has a period, and neither watts nor an end: set either")
+            energy = PeriodBudget(request.energy_j, _period(request.per), request.timezone or "UTC")
+            return operator_pb2.SetBudgetResponse(budget=await self._set_energy(request.supply, energy))
+        if request.per or request.timezone:
+            raise InvalidInputError("only an energy budget has a period: write an energy, such as 5kWh")
         until = None
         if request.HasField("for_s"):
             if not 0 < request.for_s <= _MAX_OVERRIDE_DAYS * 86_400:
@@ -214,9 +222,29 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def ClearBudget(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ClearBudgetRequest, context: Any
     ) -> operator_pb2.ClearBudgetResponse:
-        """Clear a supply's override, so that its configured source applies again."""
+        """Clear a supply's override, so that its configured source applies again; or remove its energy budget."""
+        if request.energy:
+            return operator_pb2.ClearBudgetResponse(budget=await self._set_energy(request.supply, None))
         budget, trimmed = await self._override(request.supply, None, context)
         return operator_pb2.ClearBudgetResponse(budget=budget, trimmed_rounds=trimmed, told_devices=self._told_devices)
+
+    async def GetBatteries(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.GetBatteriesRequest, context: Any
+    ) -> operator_pb2.GetBatteriesResponse:
+        """Report the estimated energy of every battery, and what it leaves for trainings."""
+        now = self._fleet.stores.now
+        return operator_pb2.GetBatteriesResponse(
+            batteries=[_battery(each, now) for each in self._fleet.battery_states()]
+        )
+
+    async def SetCharge(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.SetChargeRequest, context: Any
+    ) -> operator_pb2.SetChargeResponse:
+        """State the charge of a battery."""
+        record = self._fleet.stores.state_charge(request.name, request.share)
+        await self._repository.save(record)
+        [state] = [each for each in self._fleet.battery_states() if each.holder == record.holder]
+        return operator_pb2.SetChargeResponse(battery=_battery(state, self._fleet.stores.now))
 
     async def TagDevices(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.TagDevicesRequest, context: Any
@@ -418,6 +446,13 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         reserved_w, measured = self._fleet.draw.reserved_w(), self._fleet.measured_draw()
         return self._budget(supply, status, reserved_w[supply], measured[supply]), trimmed
 
+    async def _set_energy(self, supply: str, budget: PeriodBudget | None) -> operator_pb2.SupplyBudget:
+        """Set or remove a supply's energy budget; return the status of its budgets."""
+        self._fleet.stores.set_budget(supply, budget)
+        await self._repository.save(SupplyEnergyBudget(supply, budget))
+        reserved_w, measured = self._fleet.draw.reserved_w(), self._fleet.measured_draw()
+        return self._budget(supply, self._budgets.status(supply), reserved_w[supply], measured[supply])
+
     @property
     def _told_devices(self) -> int:
         return self._fleet.rounds.grants.lowered_count
@@ -427,7 +462,15 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.SupplyBudget:
         in_force, override = status.in_force, status.override
         until = None if override is None else override.until
+        stores = self._fleet.stores
+        energy, account = stores.budgets.get(supply), stores.account(supply)
         return operator_pb2.SupplyBudget(
+            energy_budget_j=None if energy is None else energy.budget_j,
+            energy_per="" if energy is None else energy.per.value,
+            energy_timezone="" if energy is None else energy.timezone,
+            energy_until_unix_s=None if energy is None else energy.end(stores.now).timestamp(),
+            energy_spent_j=None if account is None else account.spent_j,
+            energy_set_aside_j=None if account is None else account.set_aside_j,
             supply=supply,
             parent=self._fleet.operator.allowance.supplies.parent_of(supply),
             watts=in_force.watts,
@@ -441,6 +484,33 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             devices=measured.devices,
             measured_devices=measured.measured,
         )
+
+
+def _period(text: str) -> Period:
+    try:
+        return Period(text)
+    except ValueError:
+        raise InvalidInputError(
+            f"an energy budget is per {', '.join(each.value for each in Period)}, not {text[:20]!r}"
+        ) from None
+
+
+def _battery(state: BatteryState, now: datetime) -> operator_pb2.Battery:
+    level, charge, battery = state.level, state.charge, state.placed.battery
+    return operator_pb2.Battery(
+        name=state.holder.partition("/")[2],
+        of_device=not state.placed.supply,
+        capacity_j=battery.capacity_j,
+        reserve_j=battery.reserve_j,
+        energy_j=level.energy_j,
+        spare_j=state.left_j,
+        source=state.placed.source,
+        measured_share=None if charge is None else charge.share,
+        measured_unix_s=None if charge is None else charge.measured_at.timestamp(),
+        problem=state.problem,
+        harvest_w=(level.harvest or battery.harvest).watts(now),
+        idle_w=level.idle_w,
+    )
 
 
 def _days(seconds: float) -> str:

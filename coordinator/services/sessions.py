@@ -234,10 +234,13 @@ class DeviceReports:
             require_name("a plan's id", drawn.plan_id, MAX_PLAN_ID_CHARACTERS)
             try:
                 await self._repository.load_round(drawn.plan_id)
-                return self._fleet.report_energy(device_id, drawn.plan_id, drawn.energy_j, drawn.lasted_s)
+                changed = self._fleet.report_energy(device_id, drawn.plan_id, drawn.energy_j, drawn.lasted_s)
             except UnknownRecordError as error:
                 # For example after the store was replaced. If refused, the agent would repeat it forever.
                 _log.warning("%s: the energy of a training is dropped: %s", device_id, error)
+            else:
+                self._repository.save_soon(*changed[1:])  # in the transaction of the first one
+                return changed[0] if changed else None
         if body == "hello":
             raise InvalidInputError(f"{device_id}: a session must have exactly one Hello")
         return None  # a lease, or a message of a newer agent
@@ -273,7 +276,7 @@ class DeviceReports:
         if not lease.HasField("sample"):
             return
         try:
-            if self._fleet.samples.report(device_id, board_sample_from_message(lease.sample)):
+            if self._fleet.report_sample(device_id, board_sample_from_message(lease.sample)):
                 self._state_times.note_throttling(device_id)
         except InvalidInputError as error:
             _log.debug("%s: a sample is dropped: %s", device_id, error)

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import is_dataclass, replace
+from datetime import datetime, timezone
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -20,6 +21,7 @@ from coordinator.state.operator import OperatorSettings, PresetPoints
 from coordinator.state.power_draw import KeptDuties, LiveSamples, MeasuredDraw, PowerDraw
 from coordinator.state.records import (
     NOTHING_STORED,
+    CountedEnergy,
     DeviceOverrides,
     DeviceRecord,
     ForgottenDevice,
@@ -33,7 +35,8 @@ from coordinator.state.records import (
 )
 from coordinator.state.rounds.grants import CountedOn, DeviceGrant, Grant, Grants
 from coordinator.state.rounds.ledger import RoundLedger, UnplannedRounds
-from wattfleet.core.budgets import EnergyAccount, InForce
+from coordinator.state.stores import OF_DEVICE, BatteryState, PlacedBattery, SharedEnergy
+from wattfleet.core.budgets import Charge, EnergyAccount, InForce, PeriodBudget
 from wattfleet.core.errors import InvalidInputError, first_few
 from wattfleet.core.planning import (
     Allowance,
@@ -47,9 +50,12 @@ from wattfleet.core.planning import (
     trim_rounds,
 )
 from wattfleet.core.planning.policies import Policy
+from wattfleet_proto.device_state import BoardSample
 from wattfleet_proto.names import is_to_measure
 
 _T = TypeVar("_T")
+
+_NO_DATE = datetime.fromtimestamp(0, timezone.utc)
 
 
 class Fleet:
@@ -64,6 +70,7 @@ class Fleet:
         draw: the watts of every device.
         duties: how well devices keep their duties.
         samples: the latest sensor readings of the boards.
+        stores: the batteries, and the energy budgets of supplies.
     """
 
     def __init__(
@@ -87,6 +94,11 @@ class Fleet:
         max_workloads: int = 32,
         pairing_problems: Mapping[int, str] | None = None,
         energy: Mapping[str, EnergyAccount] | None = None,
+        now: Callable[[], datetime] = lambda: _NO_DATE,
+        batteries: Sequence[PlacedBattery] = (),
+        energy_budgets: Mapping[str, PeriodBudget] | None = None,
+        counted: Sequence[CountedEnergy] = (),
+        charges: Mapping[str, Charge] | None = None,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -110,6 +122,11 @@ class Fleet:
             max_workloads: the most workloads per device whose fronts are kept.
             pairing_problems: Flower node id -> why it cannot train on its device, or an empty text; only checked nodes.
             energy: the accounts of runs with an energy budget, by run id.
+            now: the date and time of batteries and energy budgets; by default it stands still.
+            batteries: the batteries of the site file.
+            energy_budgets: the energy budgets of supplies, by supply.
+            counted: what rounds count for these.
+            charges: the charges that the operator has stated for batteries.
         """
         placement = AssignedPlacement(
             placement or OnlySite(allowance.supplies),
@@ -133,6 +150,7 @@ class Fleet:
         self.duties = KeptDuties()
         self.samples = LiveSamples()
         self.presets = PresetPoints()
+        self.stores = SharedEnergy(allowance.supplies, self.operator, now, batteries, energy_budgets, counted, charges)
         waiting = WaitingRuns(now_s, weights)
         contention = Contention(waiting, self.agents, self.operator, self.rounds.grants, self.draw)
         self.flower = FlowerRuns(
@@ -146,6 +164,7 @@ class Fleet:
             contention,
             NodePairings(dict(pairing_problems or {})),
             EnergyAccounts(energy),
+            self.stores,
         )
 
     def copy(self) -> Fleet:
@@ -180,7 +199,7 @@ class Fleet:
 
     def report_energy(
         self, device_id: str, plan_id: str, energy_j: float, lasted_s: float
-    ) -> TrainingEnergy | RunRecord | None:
+    ) -> list[TrainingEnergy | CountedEnergy | RunRecord]:
         """Add what a device's training has drawn, in a round or in a survey; a repeated report changes nothing.
 
         Args:
@@ -190,7 +209,7 @@ class Fleet:
             lasted_s: seconds of the training.
 
         Returns:
-            The record to store; None if no energy was set aside for the training.
+            The records to store; none if no energy was set aside for the training.
 
         Raises:
             UnknownRecordError: the plan does not exist, or the device is not part of it.
@@ -199,24 +218,39 @@ class Fleet:
         if is_to_measure(plan_id):
             run, idle_w = self.flower.run(run_of(plan_id)), self.agents.get(device_id).idle_w or 0.0
             changed = self.flower.energy.survey_reported(run, plan_id, device_id, energy_j, lasted_s, idle_w)
-            if changed is not None:
-                self.flower.runs[run.run_id] = changed
-            return changed
+            if changed is None:
+                return []
+            self.flower.runs[run.run_id] = changed
+            return [changed]
         record = self.rounds.get(plan_id)
         if device_id not in record.nodes:
             raise UnknownRecordError(f"{device_id} is not part of plan {plan_id}")
         training = energy_of(record, device_id, energy_j, lasted_s)
-        return None if training is None else self._settled(training)
+        return [] if training is None else self._settled(training)
 
-    def settle_unbegun(self, plan_id: str) -> list[TrainingEnergy]:
+    def settle_unbegun(self, plan_id: str) -> list[TrainingEnergy | CountedEnergy | RunRecord]:
         """Return the energy of a round's trainings that never began to its run; returns the records to store."""
-        return list(map(self._settled, self.rounds.unbegun(plan_id)))
+        return [record for each in self.rounds.unbegun(plan_id) for record in self._settled(each)]
 
-    def _settled(self, training: TrainingEnergy) -> TrainingEnergy:
+    def _settled(self, training: TrainingEnergy) -> list[TrainingEnergy | CountedEnergy | RunRecord]:
         is_new = training.device_id not in self.rounds.get(training.plan_id).energies
+        counted: list[CountedEnergy] = []
         if is_new:
             self.flower.energy.reported(run_of(training.plan_id), training)
-        return self.rounds.report_energy(training)
+            counted = self.stores.reported(training)
+        return [self.rounds.report_energy(training), *counted]
+
+    def report_sample(self, device_id: str, sample: BoardSample) -> bool:
+        """Record what a board's sensors say; returns whether it has started to throttle itself since the last time."""
+        if sample.battery_share is not None:
+            placed = self.stores.battery_of(device_id)
+            if placed is not None and placed.source == "agent":
+                self.stores.report_charge(OF_DEVICE + device_id, Charge(sample.battery_share, self.stores.now))
+        return self.samples.report(device_id, sample)
+
+    def battery_states(self) -> list[BatteryState]:
+        """All batteries as operators see them."""
+        return self.stores.battery_states(self.draw.idle_of_devices_w(), self.rounds.grants.plans_of_trainings())
 
     def undrain(self, device_ids: Collection[str]) -> list[DeviceOverrides]:
         """Include devices again that were drained by the operator or left out because of their contradictions.
@@ -486,6 +520,11 @@ class Fleet:
         assignments = list(assignments)
         account = self.flower.energy.of(run_id)
         if account is not None and not account.has(sum(each.set_aside_j for each in assignments)):
+            return True
+        needed_j = {each.device_id: each.set_aside_j for each in assignments if each.longest_s is not None}
+        if not self.stores.is_empty and not self.stores.has(
+            needed_j, self.draw.idle_of_devices_w(), self.rounds.grants.plans_of_trainings()
+        ):
             return True
         chosen = {assignment.device_id: assignment.power_limit_w for assignment in assignments}
         workload = self.flower.workload_of(run_id)

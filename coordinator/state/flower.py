@@ -28,11 +28,12 @@ from coordinator.state.records import (
     run_of,
 )
 from coordinator.state.rounds.ledger import RoundLedger, RoundRequest
+from coordinator.state.stores import SharedEnergy
 from coordinator.state.workload_fronts import UNNAMED
 from wattfleet.core.budgets import require_joules
 from wattfleet.core.errors import MAX_LISTED, InvalidInputError, first_few
 from wattfleet.core.modes import Workload
-from wattfleet.core.planning import EpochChoice, Offer
+from wattfleet.core.planning import EnergyStores, EpochChoice, Offer
 from wattfleet.core.planning.policies import AllDevices, Policy
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.names import plan_in_words
@@ -177,6 +178,7 @@ class FlowerRuns:
         contention: how runs share devices and watts.
         pairings: whether nodes can train on their devices.
         energy: the accounts of runs with an energy budget.
+        stores: the batteries, and the energy budgets of supplies.
     """
 
     def __init__(
@@ -191,6 +193,7 @@ class FlowerRuns:
         contention: Contention,
         pairings: NodePairings | None = None,
         energy: EnergyAccounts | None = None,
+        stores: SharedEnergy | None = None,
     ) -> None:
         """Start from what a store holds.
 
@@ -205,8 +208,10 @@ class FlowerRuns:
             contention: how runs share devices and watts.
             pairings: whether nodes can train on their devices; None if this is unknown.
             energy: the accounts of runs with an energy budget; None if there are none.
+            stores: the batteries, and the energy budgets of supplies; None if there are none.
         """
         self.energy = energy or EnergyAccounts()
+        self.stores = stores
         self.policy = policy
         self.contention = contention
         self.nodes = dict(nodes)
@@ -511,7 +516,15 @@ class FlowerRuns:
             replace(self._operator.selection, left_out=self._agents.left_out(workload)),
             not_offered,
             self.energy.left(self.run(run_id), number),
+            self._stores(nodes),
         )
+
+    def _stores(self, device_ids: Collection[str]) -> EnergyStores | None:
+        """What limits the energy of a round besides its run's budget; None if nothing does."""
+        if self.stores is None or self.stores.is_empty:
+            return None
+        idle_w, in_flight = self._draw.idle_of_devices_w(), self._rounds.grants.plans_of_trainings()
+        return self.stores.stores(device_ids, idle_w, in_flight)
 
     def request_measuring(
         self, run_id: str, node_ids: Sequence[int], epochs: float, modes: int, survey_s: float | None
@@ -539,6 +552,13 @@ class FlowerRuns:
         predicting = set(filter(self._agents.is_connected, self._unpredicted(not_ready, workload)))
         excluded = self._operator.exclusion_reasons([offer.device_id for offer in offers], workload)
         offers = [offer for offer in offers if offer.device_id not in excluded]
+        if self.stores is not None and not self.stores.is_empty:
+            # Nothing is set aside for measurements, so devices with limited energy measure in rounds only.
+            limited = {offer.device_id for offer in offers if self.stores.is_limited(offer.device_id)}
+            offers = [offer for offer in offers if offer.device_id not in limited]
+            not_ready, predicting = (
+                {each for each in found if not self.stores.is_limited(each)} for found in (not_ready, predicting)
+            )
         if survey_s is None and self.energy.of(run_id) is not None:
             offers, not_ready, predicting = [], set(), set()  # its joules are for rounds, in which devices measure, too
         if survey_s is None:
@@ -634,6 +654,8 @@ class FlowerRuns:
         """
         self.require_live(request.run_id)
         self.energy.planned(record)
+        if self.stores is not None:
+            self.stores.planned(record)
         self.contention.waiting.served([request.run_id])
         return self._rounds.add(record)
 

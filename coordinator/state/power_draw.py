@@ -201,9 +201,13 @@ class PowerDraw:
                 continue
         return elsewhere_w
 
+    def idle_of_devices_w(self) -> dict[str, float]:
+        """The watts of each device while it does not train, by device id."""
+        return {each.device_id: each.idle_w or 0.0 for each in list(self._agents.devices.values())}
+
     def idle_w(self) -> dict[str, float]:
         """The watts that all devices draw while none trains, by supply."""
-        return self._by_supply({each.device_id: each.idle_w or 0.0 for each in self._agents.devices.values()})
+        return self._by_supply(self.idle_of_devices_w())
 
     def trainings_w(self, run_id: str) -> dict[str, float]:
         """The watts that a run's trainings may draw beyond idle power, by supply."""

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from coordinator.errors import UnknownRecordError
 from coordinator.state.identity_records import IdentityRecord
 from coordinator.state.workload_fronts import UNNAMED, WorkloadFront, front_for
-from wattfleet.core.budgets import Override
+from wattfleet.core.budgets import Override, PeriodBudget
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import Assignment, Participation, RoundPlan, plausible_examples, plausible_loss
@@ -293,6 +293,34 @@ class SupplyOverride:
 
 
 @dataclass(frozen=True)
+class SupplyEnergyBudget:
+    """The energy budget that the operator has set for one supply.
+
+    Attributes:
+        supply: its name.
+        budget: the joules of each period; None if the budget was removed.
+    """
+
+    supply: str
+    budget: PeriodBudget | None
+
+
+@dataclass(frozen=True)
+class BatteryCharge:
+    """The charge that the operator has stated for a battery.
+
+    Attributes:
+        holder: what has the battery: `supply/` or `device/` and a name.
+        share: of its capacity, 0 to 1.
+        measured_at: when it was stated.
+    """
+
+    holder: str
+    share: float
+    measured_at: datetime
+
+
+@dataclass(frozen=True)
 class PublishedReference:
     """A reference predictor that was published while the coordinator was running.
 
@@ -389,6 +417,29 @@ class TrainingEnergy:
     device_id: str
     energy_j: float
     set_aside_j: float
+
+
+@dataclass(frozen=True)
+class CountedEnergy:
+    """What the trainings of one round count for the energy budgets and the battery of a supply, or for a battery.
+
+    Attributes:
+        plan_id: the round's plan.
+        holder: `supply/` or `device/` and a name: devices behind this supply, but not behind those below it.
+        planned_at: when the round was planned, which decides to which day, week or month it belongs.
+        ends_at: when all its trainings must have ended.
+        set_aside_j: joules above idle of the trainings that have not reported.
+        spent_j: joules above idle that the others have reported.
+        reported_at: when the last one of them has reported; None if none has.
+    """
+
+    plan_id: str
+    holder: str
+    planned_at: datetime
+    ends_at: datetime
+    set_aside_j: float
+    spent_j: float
+    reported_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -611,6 +662,9 @@ StoredRecord = (
     | RoundRecord
     | RoundObservation
     | TrainingEnergy
+    | CountedEnergy
+    | SupplyEnergyBudget
+    | BatteryCharge
     | UnplannedRound
     | OperatorRecord
     | GrantRecord

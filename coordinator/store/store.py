@@ -22,6 +22,7 @@ from coordinator.errors import StoreFullError, StoreInUseError
 from coordinator.settings import StoreSettings
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
+    CountedEnergy,
     DeviceOverrides,
     DeviceRecord,
     DeviceResult,
@@ -42,6 +43,7 @@ from coordinator.state.records import (
     UnplannedRound,
     parts_of,
 )
+from coordinator.state.stores import KEPT
 from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store import checksums, tables
 from coordinator.store.checksums import damaged_store, driver_connection, readable, require_undamaged
@@ -60,8 +62,10 @@ from coordinator.store.database import (
 )
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
 from coordinator.store.tables import (
+    BatteryChargeRow,
     BudgetOverride,
     ClockRecord,
+    CountedEnergyRow,
     DeviceFront,
     DeviceOverridesRow,
     DeviceRow,
@@ -74,6 +78,7 @@ from coordinator.store.tables import (
     Round,
     Run,
     Statements,
+    SupplyEnergyBudgetRow,
     Times,
     TimesOf,
     TrainingEnergyRow,
@@ -82,7 +87,7 @@ from coordinator.store.tables import (
 )
 from wattfleet.common.atomic_files import make_state_folder, sync_folder
 from wattfleet.common.clock import utc_now
-from wattfleet.core.budgets import EnergyAccount, Override
+from wattfleet.core.budgets import Charge, EnergyAccount, Override, Period, PeriodBudget
 from wattfleet.core.errors import ImplausibleError, InvalidInputError
 from wattfleet.core.planning import History
 
@@ -266,6 +271,9 @@ class StoredState:
         certificates: certificates that the fleet's authority has issued; some may have expired.
         is_clock_doubtful: the date is implausible, so overrides may have ended long ago.
         energy: the accounts of runs with an energy budget, by run id.
+        energy_budgets: the energy budgets of supplies, by supply.
+        counted: what rounds of the last weeks count for these budgets and for batteries.
+        charges: the charges that the operator has stated for batteries, by holder.
     """
 
     devices: Sequence[DeviceRecord]
@@ -283,6 +291,9 @@ class StoredState:
     certificates: Sequence[CertificateRecord]
     is_clock_doubtful: bool
     energy: Mapping[str, EnergyAccount] = field(default_factory=dict)
+    energy_budgets: Mapping[str, PeriodBudget] = field(default_factory=dict)
+    counted: Sequence[CountedEnergy] = ()
+    charges: Mapping[str, Charge] = field(default_factory=dict)
 
     @property
     def archived(self) -> frozenset[str]:
@@ -333,6 +344,17 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
         certificates=tables.certificates(connection),
         is_clock_doubtful=is_clock_doubtful,
         energy=energy_of(connection, runs),
+        energy_budgets={
+            row.supply: PeriodBudget(row.budget_j, Period(row.per), row.timezone)
+            for row in connection.execute(select(SupplyEnergyBudgetRow.__table__))
+        },
+        counted=[
+            tables.record_of(CountedEnergy, row) for row in connection.execute(select(CountedEnergyRow.__table__))
+        ],
+        charges={
+            row.holder: Charge(row.share, row.measured_at)
+            for row in connection.execute(select(BatteryChargeRow.__table__))
+        },
     )
 
 
@@ -580,6 +602,10 @@ class Store:
                 (self._statements.observation, observations),
                 (self._statements.training_energy, [tables.row_of(TrainingEnergyRow, each) for each in energies]),
                 (
+                    self._statements.counted_energy,
+                    [tables.row_of(CountedEnergyRow, each) for each in records if isinstance(each, CountedEnergy)],
+                ),
+                (
                     self._statements.unplanned,
                     [tables.unplanned_values(each) for each in records if isinstance(each, UnplannedRound)],
                 ),
@@ -607,6 +633,8 @@ class Store:
     def load(self) -> StoredState:
         """Load what a coordinator needs to start; the time this takes does not grow with the history."""
         with self._transaction() as connection, readable(self.name):
+            if not self._keeps(KEPT):
+                connection.execute(delete(CountedEnergyRow).where(CountedEnergyRow.planned_at < self._now() - KEPT))
             stored = load(connection, self._clocks is not None and self._clocks.is_doubtful)
         self._fronts = {record.device_id: record.fronts for record in stored.devices}
         return stored

@@ -38,6 +38,7 @@ from sqlalchemy.types import BigInteger, Integer, TypeDecorator
 from coordinator.clocks import BootClock, Moment, jump_s, jump_text
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
+    BatteryCharge,
     DeviceOverrides,
     DeviceRecord,
     DeviceResult,
@@ -54,6 +55,7 @@ from coordinator.state.records import (
     RoundRecord,
     RunRecord,
     StoredRecord,
+    SupplyEnergyBudget,
     SupplyOverride,
     TrainingEnergy,
     UnplannedRound,
@@ -235,6 +237,20 @@ class TrainingEnergyRow(Base):
     checksum: Mapped[int | None]
 
 
+class CountedEnergyRow(Base):
+    """What the trainings of one round count for the energy budgets and the batteries of one holder."""
+
+    __tablename__ = "counted_energy"
+    plan_id: Mapped[str] = mapped_column(primary_key=True)
+    holder: Mapped[str] = mapped_column(primary_key=True)
+    planned_at: Mapped[datetime]
+    ends_at: Mapped[datetime]
+    set_aside_j: Mapped[float]
+    spent_j: Mapped[float]
+    reported_at: Mapped[datetime | None]
+    checksum: Mapped[int | None]
+
+
 class UnplannedRoundRow(Base):
     """A round that trained without a plan."""
 
@@ -268,6 +284,27 @@ class BudgetOverride(Base):
     supply: Mapped[str] = mapped_column(primary_key=True)
     watts: Mapped[float]
     until: Mapped[datetime | None]
+    checksum: Mapped[int | None]
+
+
+class SupplyEnergyBudgetRow(Base):
+    """The energy budget that the operator set for a supply; there is no row without one."""
+
+    __tablename__ = "supply_energy_budget"
+    supply: Mapped[str] = mapped_column(primary_key=True)
+    budget_j: Mapped[float]
+    per: Mapped[str]
+    timezone: Mapped[str]
+    checksum: Mapped[int | None]
+
+
+class BatteryChargeRow(Base):
+    """The charge that the operator stated for a battery."""
+
+    __tablename__ = "battery_charge"
+    holder: Mapped[str] = mapped_column(primary_key=True)
+    share: Mapped[float]
+    measured_at: Mapped[datetime]
     checksum: Mapped[int | None]
 
 
@@ -430,6 +467,9 @@ class Statements:
         self.training_energy = self._replacing(TrainingEnergyRow, "plan_id", "device_id")
         self.device_overrides = self._replacing(DeviceOverridesRow, "device_id")
         self.override = self._replacing(BudgetOverride, "supply")
+        self.counted_energy = self._replacing(CountedEnergyRow, "plan_id", "holder")
+        self.energy_budget = self._replacing(SupplyEnergyBudgetRow, "supply")
+        self.battery_charge = self._replacing(BatteryChargeRow, "holder")
         self.reference = self._replacing(ReferenceRow, "digest")
         self.given_up = self._replacing(GivenUpTrainingRow, "device_id")
         self.not_given_up = delete(GivenUpTrainingRow).where(GivenUpTrainingRow.device_id == bindparam("gone"))
@@ -780,13 +820,21 @@ def audit_entries(connection: Connection, since: datetime | None, limit: int) ->
 
 
 def save_single_rows(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
-    """Save overrides of budgets, the pinned references and records about grants; delete removed references."""
+    """Save budgets, stated charges, the pinned references and records about grants; delete removed references."""
     for record in records:
         if isinstance(record, SupplyOverride):
             if record.override is None:
                 connection.execute(delete(BudgetOverride).where(BudgetOverride.supply == record.supply))
             else:
                 connection.execute(statements.override, [row_of(BudgetOverride, record.override, supply=record.supply)])
+        elif isinstance(record, SupplyEnergyBudget):
+            if record.budget is None:
+                connection.execute(delete(SupplyEnergyBudgetRow).where(SupplyEnergyBudgetRow.supply == record.supply))
+            else:
+                row = row_of(SupplyEnergyBudgetRow, record.budget, supply=record.supply, per=record.budget.per.value)
+                connection.execute(statements.energy_budget, [row])
+        elif isinstance(record, BatteryCharge):
+            connection.execute(statements.battery_charge, [row_of(BatteryChargeRow, record)])
         elif isinstance(record, PinnedReferences):
             connection.execute(delete(ReferencePin))
             if record.digests:

@@ -93,6 +93,7 @@ class BoardSample:
         fan_share: speed of its fan, 0 to 1.
         gpu_use_share: use of its GPU in the last moments, 0 to 1.
         energy_j: joules that it has drawn since its agent started.
+        battery_share: charge of its battery, 0 to 1.
     """
 
     power_w: float | None = _reading("Power of the board now, in watts", "power_watts", "{:.1f} W", at_most=10_000.0)
@@ -114,6 +115,7 @@ class BoardSample:
     energy_j: float | None = _reading(
         "Joules that the board has drawn since its agent started", "energy_joules", at_most=1e15, is_count=True
     )
+    battery_share: float | None = _reading("Charge of the board's battery, 0 to 1", "battery_ratio", "battery {:.0%}")
 
 
 READINGS: Mapping[str, SensorReading] = {

@@ -40,6 +40,7 @@ HOT = BoardSample(
     0.9,
     1_200.0,
     **{name: True for name, reading in READINGS.items() if reading.flag},
+    battery_share=0.8,
 )
 """A sample in which every sensor of a board has a value."""
 

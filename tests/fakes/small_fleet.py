@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from coordinator.settings import GrantSettings
 from coordinator.state.agents import Placement
@@ -33,10 +34,10 @@ def make_ready(fleet: Fleet, device_id: str, device_front: Front, idle_w: float,
 
 
 def small_fleet(
-    site_budget_w: float = 100.0, policy: Policy | None = None, now_s: Callable[[], float] = lambda: 0.0
+    site_budget_w: float = 100.0, policy: Policy | None = None, now_s: Callable[[], float] = lambda: 0.0, **others: Any
 ) -> Fleet:
     """An Orin that idles at 5 W and a Nano that idles at 3 W, both ready, and a run that has begun."""
-    fleet = Fleet(Allowance.of_site(site_budget_w), policy or AllDevices(), now_s=now_s)
+    fleet = Fleet(Allowance.of_site(site_budget_w), policy or AllDevices(), now_s=now_s, **others)
     make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
     make_ready(fleet, "nano", NANO_FRONT, 3.0, NANO_NODE)
     fleet.flower.start_run(RUN, "FedAvg", 3)

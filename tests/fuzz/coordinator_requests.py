@@ -139,7 +139,12 @@ def _operator(artefact: Artefact) -> dict[str, list[Message]]:
     return {
         "PreviewPlan": [operator_pb2.PreviewPlanRequest(run_id="4712", epochs=1.0, all_devices=True)],
         "GetBudgets": [operator_pb2.GetBudgetsRequest()],
-        "SetBudget": [operator_pb2.SetBudgetRequest(supply="site", watts=90.0, for_s=100.0)],
+        "SetBudget": [
+            operator_pb2.SetBudgetRequest(supply="site", watts=90.0, for_s=100.0),
+            operator_pb2.SetBudgetRequest(supply="site", energy_j=1e6, per="day", timezone="Europe/Berlin"),
+        ],
+        "GetBatteries": [operator_pb2.GetBatteriesRequest()],
+        "SetCharge": [operator_pb2.SetChargeRequest(name="orin", share=0.5)],
         "ClearBudget": [operator_pb2.ClearBudgetRequest(supply="site")],
         "TagDevices": [operator_pb2.TagDevicesRequest(device_ids=["orin"], add=["fast"], remove=["slow"])],
         "DrainDevices": [operator_pb2.DrainDevicesRequest(device_ids=["orin"], undo=True)],

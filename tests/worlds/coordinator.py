@@ -14,6 +14,7 @@ from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.records import (
+    CountedEnergy,
     DeviceOverrides,
     DeviceRecord,
     GivenUpTraining,
@@ -68,6 +69,7 @@ class Stored:
     rounds: dict[str, RoundRecord] = field(default_factory=dict)
     overrides: dict[str, DeviceOverrides] = field(default_factory=dict)
     given_ups: dict[str, GivenUpTraining] = field(default_factory=dict)
+    counteds: dict[str, CountedEnergy] = field(default_factory=dict)
     fails_until_s: float = 0.0
 
     @property
@@ -134,7 +136,9 @@ class Repository:
             self._later(0.05 * self._world.rng.random(), self._write)
 
     def save_round(self, plan_id: str, then: Action | None = None) -> None:
-        """Save the current state of a round."""
+        """Save the current state of a round, and what it counts for its supply."""
+        for each in self._fleet.stores.of_plan(plan_id):
+            self.unsaved["counted", f"{plan_id} {each.holder}"] = each
         self.save("round", plan_id, self._fleet.rounds.records[plan_id], then)
 
     def is_known(self, plan_id: str) -> bool:
@@ -350,6 +354,9 @@ class Coordinator:
             stored_grants=stored.grants,
             max_workloads=world.max_fronts,
             energy=stored.energy(),
+            now=world.date,
+            energy_budgets=world.energy_budgets(),
+            counted=list(stored.counteds.values()),
         )
         settings = SessionSettings(lease_s=world.lease_s, return_grace_s=RETURN_GRACE_S)
         self._leases = Leases(self._now_s(), self._connected_before, settings)
@@ -456,10 +463,10 @@ class Coordinator:
             try:
                 changed = self.fleet.report_energy(device_id, drawn.plan_id, drawn.energy_j, drawn.lasted_s)
             except UnknownRecordError:
-                changed = None
-            if isinstance(changed, RunRecord):
-                self._repository.save("run", changed.run_id, changed, acknowledge)
-            elif changed is not None:
+                changed = []
+            if changed and isinstance(changed[0], RunRecord):
+                self._repository.save("run", changed[0].run_id, changed[0], acknowledge)
+            elif changed:
                 self._repository.save_round(drawn.plan_id, acknowledge)
             else:
                 acknowledge()

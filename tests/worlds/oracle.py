@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from itertools import combinations
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -304,6 +305,8 @@ class Oracle:
         self._overcounted: dict[str, tuple[str, Stream, float]] = {}
         self.worst_excess_w = 0.0
         self._drawn_j: dict[str, float] = defaultdict(float)
+        self._planned_on: dict[str, date] = {}
+        self._day_j: dict[date, float] = defaultdict(float)
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -345,6 +348,14 @@ class Oracle:
         budget_j = self._world.energy_budget_j(run_id)
         if budget_j is not None and self._drawn_j[run_id] > budget_j * (1 + _CLOSE):
             raise self._broken("joules", f"{run_id} has drawn {self._drawn_j[run_id]:.0f} J of {budget_j:.0f} J")
+        if self._world.shares_energy and plan_id in self._planned_on:
+            day = self._planned_on[plan_id]
+            self._day_j[day] += joules
+            if self._day_j[day] > self._world.site_energy_j * (1 + _CLOSE):
+                raise self._broken(
+                    "joules of a day",
+                    f"{self._day_j[day]:.0f} J were drawn on {day} of {self._world.site_energy_j:.0f} J",
+                )
         fleet = self._world.coordinator.fleet
         account = None if fleet is None else fleet.flower.energy.of(run_id)
         if account is not None:
@@ -425,6 +436,7 @@ class Oracle:
 
     def planned(self, request: RoundRequest, record: RoundRecord) -> None:
         """A plan is put in force."""
+        self._planned_on[record.plan_id] = self._world.date().date()
         workload = workload_of(record.run_id)
         for device_id, plan_id in self._world.coordinator.account.measuring().items():
             self._require(
@@ -440,7 +452,7 @@ class Oracle:
                 any(is_on(assigned, front, factors[assigned.device_id]) for front in fronts),
                 f"{assigned.device_id} is planned for {record.plan_id} with another front than that of {workload}",
             )
-        if len(request.offers) > MOST_TRIED or request.energy is not None:
+        if len(request.offers) > MOST_TRIED or request.energy is not None or request.stores is not None:
             return
         fronts_of = {
             each.device_id: points_of(

@@ -13,8 +13,11 @@ from coordinator.state.flower import FlowerRuns
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import DeviceRecord, RoundRecord
 from coordinator.state.rounds.grants import CountedOn, DeviceGrant, Grants, PendingGrants
+from coordinator.state.stores import SharedEnergy
 from edge_agent.session.grants import AgentGrant, HeldGrant
+from tests.worlds.coordinator import Repository
 from tests.worlds.rules import steps_of
+from tests.worlds.timeline import Action
 from tests.worlds.world import run
 from wattfleet.core.budgets import EnergyAccount, InForce
 from wattfleet_proto.device_state import GrantPhase
@@ -346,6 +349,34 @@ def a_training_lasts_longer_than_its_energy(patch: pytest.MonkeyPatch) -> None:
 
 def a_survey_is_free(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EnergyAccounts, "surveyed", lambda self, run, plan_id, assignments: run)
+
+
+def a_supply_counts_no_round(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SharedEnergy, "planned", lambda self, record: None)
+
+
+def a_restart_forgets_what_a_supply_has_spent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("tests.worlds.coordinator.Repository.save_round", _saved_without_counted)
+
+
+def _saved_without_counted(self: Repository, plan_id: str, then: Action | None = None) -> None:
+    self.save("round", plan_id, self._fleet.rounds.records[plan_id], then)  # noqa: SLF001 - what is broken
+
+
+SHARED_ENERGY_MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    a_supply_counts_no_round: 0,
+    a_restart_forgets_what_a_supply_has_spent: 0,
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mutate", SHARED_ENERGY_MUTANTS)
+def test_the_worlds_find_a_mistake_with_the_energy_of_a_supply(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = [SHARED_ENERGY_MUTANTS[mutate], *range(MOST_WORLDS)]
+    mutate(monkeypatch)
+    assert any(run(seed, steps_of(seed), shares_energy=True) is not None for seed in seeds)
 
 
 ENERGY_MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {

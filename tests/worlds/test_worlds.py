@@ -37,6 +37,13 @@ def test_the_joules_hold_and_are_spent_in_random_worlds(part: int) -> None:
     search(FIRST + part * count, count, has_energy=True)
 
 
+@pytest.mark.timeout(120 + WORLDS)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_joules_of_a_day_hold_in_random_worlds(part: int) -> None:
+    count = -(-WORLDS // PARTS)
+    search(FIRST + part * count, count, shares_energy=True)
+
+
 # The world 9000868 of an earlier generator. A device confirms after its time-out and before the next look, while the
 # budget falls a second time. It drew 32 W of 25 W without end.
 LATE_CONFIRMATION = (

@@ -6,6 +6,7 @@ import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from functools import partial
 from unittest.mock import patch
 
@@ -17,8 +18,10 @@ from tests.worlds.flower import FlowerServer, workload_of
 from tests.worlds.oracle import BrokenPromiseError, Oracle
 from tests.worlds.rules import RULES, Step
 from tests.worlds.timeline import CONFIRM_TIMEOUT_S, LEASE_S, LIFETIMES_S, MARGIN_S, Timeline
+from wattfleet.core.budgets import Period, PeriodBudget
 from wattfleet.core.choosing import Front
 from wattfleet.core.errors import EnergySpentError
+from wattfleet.core.planning.curves import SITE
 from wattfleet.core.planning.policies import AllDevices, FastestK, Policy, RandomK
 
 
@@ -33,23 +36,29 @@ class World:
         announces: whether the coordinator announces workloads.
         max_fronts: the most fronts of a device that the coordinator keeps.
         has_energy: whether each run has an energy budget.
+        shares_energy: whether the site has an energy budget for each day, which all runs share.
     """
 
     announces = False
     max_fronts = 32
-    has_energy = False
+    has_energy = shares_energy = False
     devices: Mapping[str, Device]
     servers: Sequence[FlowerServer]
 
-    def __init__(self, seed: int, notes: list[str] | None = None, has_energy: bool = False) -> None:
+    def __init__(
+        self, seed: int, notes: list[str] | None = None, has_energy: bool = False, shares_energy: bool = False
+    ) -> None:
         """Make a world.
 
         Args:
             seed: seed of its devices, settings and first details.
             notes: receives a line of text for every event.
             has_energy: whether each run has an energy budget.
+            shares_energy: whether the site has an energy budget for each day.
         """
         self._seed, self.has_energy, self._is_settling = seed, has_energy, False
+        self.shares_energy = shares_energy
+        self.site_energy_j = random.Random(f"{seed} energy of a day").uniform(300.0, 6e3)
         self._budgets_j: dict[str, float] = {}
         self.rng = random.Random(seed)
         self._notes = notes
@@ -110,6 +119,14 @@ class World:
             self._budgets_j[run_id] = draw.uniform(300.0, 2e3) if is_scarce else draw.uniform(2.5e3, 1.5e4)
         return self._budgets_j[run_id]
 
+    def date(self) -> datetime:
+        """The date and time."""
+        return datetime.fromtimestamp(1.7e9 + self.timeline.now_s + self.date_s, timezone.utc)
+
+    def energy_budgets(self) -> dict[str, PeriodBudget]:
+        """The energy budgets of supplies."""
+        return {SITE: PeriodBudget(self.site_energy_j, Period.DAY)} if self.shares_energy else {}
+
     @property
     def run_ids(self) -> set[str]:
         """The runs that the coordinator knows."""
@@ -163,6 +180,9 @@ class World:
         """
         self.note("-- settle")
         self._is_settling = True
+        self.site_energy_j = 1e9
+        if self.coordinator.fleet is not None and self.shares_energy:
+            self.coordinator.fleet.stores.set_budget(SITE, self.energy_budgets()[SITE])
         self.coordinator.stored.fails_until_s = 0.0
         for device in self.devices.values():
             device.unreachable_until_s = device.flaps_until_s = 0.0
@@ -184,7 +204,7 @@ class World:
             self.coordinator.abandon(record.plan_id)
         self.timeline.advance(self.lifetime_s * 1.01 + self.margin_s + 2.0)
         run_id, nodes = self.servers[0].run_id, list(range(len(self.devices)))
-        if not self.has_energy:
+        if not (self.has_energy or self.shares_energy):
             self._measure_at_rest(run_id, nodes)
         request = None
         try:
@@ -248,12 +268,16 @@ class World:
 
 
 def run(
-    seed: int, steps: Sequence[Step], notes: list[str] | None = None, has_energy: bool = False
+    seed: int,
+    steps: Sequence[Step],
+    notes: list[str] | None = None,
+    has_energy: bool = False,
+    shares_energy: bool = False,
 ) -> BrokenPromiseError | None:
     """Run a world; returns the invariant that was broken."""
     ids = random.Random(seed)  # grant ids, seeded so that a world can be repeated exactly
     with patch.object(secrets, "randbits", ids.getrandbits):
-        world = World(seed, notes, has_energy)
+        world = World(seed, notes, has_energy, shares_energy)
         try:
             with patch.object(time, "time", lambda: 1.7e9 + world.timeline.now_s + world.date_s):
                 for step in steps:

@@ -123,6 +123,24 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    sun: Annotated[
+        str | None,
+        typer.Option(
+            help="Simulate boards with batteries and solar panels in virtual time, without an app: under the clear"
+            " sky of a place, as latitude,longitude; or typical: a typical year of measurements. Needs pvlib. Default:"
+            " none.",
+            show_default=False,
+        ),
+    ] = None,
+    days: Annotated[
+        int, typer.Option(help="With --sun: simulate this many days. Default: 30.", show_default=False)
+    ] = 30,
+    panel_w: Annotated[
+        float, typer.Option(help="With --sun: rated watts of each board's panel. Default: 35.", show_default=False)
+    ] = 35.0,
+    battery: Annotated[
+        str, typer.Option(help="With --sun: capacity of each board's battery. Default: 200Wh.", show_default=False)
+    ] = "200Wh",
     modes: Annotated[
         int, typer.Option(help="Profile at most this many power modes on each device. Default: 50.", show_default=False)
     ] = 50,
@@ -182,6 +200,24 @@ def simulate(
 
     Runs federated rounds on this machine under one power budget. Only the boards are simulated.
     """
+    if sun is not None:
+        from coordinator.references.published import open_reference
+        from wattfleet.core.budgets import joules_of
+        from wattfleet.core.planning.policies import policy_named
+        from wattfleet.simulation.app_simulation import kinds_named
+        from wattfleet.simulation.solar import SolarSettings, simulate_sun
+
+        settings = SolarSettings(
+            kinds_named(devices),
+            days,
+            panel_w,
+            joules_of("--battery", battery),
+            site_budget_w=site_budget_w,
+            seed=seed,
+        )
+        chosen = policy_named(policy, count=clients, seed=seed, deadline_s=deadline_s)
+        simulate_sun(settings, sun, chosen, open_reference(reference).artefact, json_)
+        return
     if folders := [text for text in app_ or () if _is_folder(text)]:
         refused = {
             "a second --app": len(app_ or ()) > 1,

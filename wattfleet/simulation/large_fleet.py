@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from functools import cache
 from typing import Any
 
@@ -28,6 +29,7 @@ from coordinator.services.request_limits import STATUS
 from coordinator.state.fleet import Fleet
 from coordinator.state.preview import predict_nodes
 from coordinator.state.records import DeviceResult, RoundRecord
+from coordinator.state.stores import PlacedBattery
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import WorkSpan
 from edge_agent.learning.transfer import Transfer
@@ -488,6 +490,8 @@ class Planner:
         raise NotImplementedError("only the coordinator's plans have devices measure")
 
 
+_BEGINNING = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
 _METHODS = frozenset(planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].methods_by_name)
 
 
@@ -501,6 +505,8 @@ class CoordinatorPlanner(Planner):
         site_budget_w: watts for the whole fleet.
         reference: the predictor to transfer from.
         profile_modes: the most modes that each device measures.
+        batteries: the batteries of the devices.
+        begins: the date at which the clock begins.
     """
 
     def __init__(
@@ -511,10 +517,18 @@ class CoordinatorPlanner(Planner):
         site_budget_w: float,
         reference: Artefact,
         profile_modes: int,
+        batteries: Sequence[PlacedBattery] = (),
+        begins: datetime = _BEGINNING,
     ) -> None:
         super().__init__(devices, seed)
         self._reference, self._profile_modes, self._seed = reference, profile_modes, seed
-        self._fleet = Fleet(Allowance.of_site(site_budget_w), policy, now_s=self.clock.now_s)
+        self._fleet = Fleet(
+            Allowance.of_site(site_budget_w),
+            policy,
+            now_s=self.clock.now_s,
+            now=lambda: begins + timedelta(seconds=self.clock.now_s()),
+            batteries=batteries,
+        )
         self._kinds: dict[str, KindPredictor] = {}
         for device in devices.values():
             if device.kind not in self._kinds:

@@ -440,6 +440,11 @@ class Grants:
             if known.grant.counts_energy and not known.is_over and run_of(known.plan_id) == run_id
         ]
 
+    def plans_of_trainings(self) -> set[str]:
+        """The ids of the plans by which some device may still train."""
+        known = (self.of(device_id) for device_id in self.of_training())
+        return {each.plan_id for each in known if each is not None}
+
     def plans_in_flight(self) -> set[str]:
         """The ids of the plans that a Flower server waits for."""
         return {each.plan_id for _, each in self.in_flight()}

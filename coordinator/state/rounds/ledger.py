@@ -29,6 +29,7 @@ from wattfleet.core.planning import (
     Assignment,
     Decision,
     EnergyLimit,
+    EnergyStores,
     EpochChoice,
     History,
     Offer,
@@ -57,6 +58,7 @@ class RoundRequest:
         selection: the operator's rules for client selection.
         not_offered: device id -> why a ready device is not among the offers.
         energy: what is left of the run's energy budget; None for a run without one.
+        stores: the batteries, and the energy budgets of supplies; None without any.
     """
 
     run_id: str
@@ -70,6 +72,7 @@ class RoundRequest:
     selection: Selection
     not_offered: Mapping[str, str] = field(default_factory=dict)
     energy: EnergyLimit | None = None
+    stores: EnergyStores | None = None
 
     @property
     def plan_id(self) -> str:
@@ -96,6 +99,7 @@ class RoundRequest:
                 self.history,
                 self.selection,
                 self.energy,
+                self.stores,
             )
         except InfeasibleBudgetError:
             if not any(self.allowance.left_w.values()):

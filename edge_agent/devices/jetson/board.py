@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from dataclasses import asdict, dataclass, fields
@@ -13,6 +14,8 @@ from edge_agent.devices.tree import Tree
 from wattfleet.common.parsing import parse_toml_table
 from wattfleet.core.errors import InvalidInputError
 from wattfleet_proto.device_state import BoardSample
+
+_log = logging.getLogger(__name__)
 
 # --- Description ------------------------------------------------------------------------------------------------------
 # What the agent has to know of a kind of board and cannot read from its kernel: one file a kind.
@@ -501,8 +504,44 @@ _SWITCHED_OFF_BELOW_MC = -40_000
 
 
 def read_conditions(tree: Tree) -> BoardSample:
-    """Return the current temperature and throttle count."""
-    return BoardSample(temperature_c=_junction_c(tree), throttle_events=_throttle_events(tree))
+    """Return the current temperature and throttle count, and the charge of the battery."""
+    return BoardSample(
+        temperature_c=_junction_c(tree), throttle_events=_throttle_events(tree), battery_share=read_battery_share(tree)
+    )
+
+
+def read_battery_share(tree: Tree) -> float | None:
+    """Return the charge of the emptiest battery that feeds the machine, 0 to 1; None without one.
+
+    A gauge that reports an impossible charge counts as none, and the log says so once.
+    """
+    found = []
+    for supply in tree.glob("/sys/class/power_supply/*"):
+        try:
+            if tree.read(f"{supply}/type") != "Battery" or _feeds_another(tree, supply):
+                continue
+            text = tree.read(f"{supply}/capacity")
+        except OSError:
+            continue
+        percent = int(text) if text.isascii() and text.removeprefix("-").isdigit() else -1
+        if 0 <= percent <= 100:
+            found.append(percent / 100)
+        else:
+            _warn_of_charge(supply, text[:20])
+    return min(found, default=None)
+
+
+def _feeds_another(tree: Tree, supply: str) -> bool:
+    """Return whether a battery is that of a mouse or a keyboard."""
+    try:
+        return tree.read(f"{supply}/scope") == "Device"
+    except OSError:
+        return False
+
+
+@cache
+def _warn_of_charge(supply: str, text: str) -> None:
+    _log.warning("%s reports a charge of %r, so it counts as unknown: check the battery's gauge", supply, text)
 
 
 def read_zones(tree: Tree) -> dict[str, float | None]:

@@ -186,6 +186,12 @@ class SupplyBudget(_message.Message):
     DRAWN_W_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     MEASURED_DEVICES_FIELD_NUMBER: _builtins.int
+    ENERGY_BUDGET_J_FIELD_NUMBER: _builtins.int
+    ENERGY_PER_FIELD_NUMBER: _builtins.int
+    ENERGY_TIMEZONE_FIELD_NUMBER: _builtins.int
+    ENERGY_SPENT_J_FIELD_NUMBER: _builtins.int
+    ENERGY_SET_ASIDE_J_FIELD_NUMBER: _builtins.int
+    ENERGY_UNTIL_UNIX_S_FIELD_NUMBER: _builtins.int
     supply: _builtins.str
     parent: _builtins.str
     """absent: it is the site's grid connection"""
@@ -210,6 +216,18 @@ class SupplyBudget(_message.Message):
     """behind it"""
     measured_devices: _builtins.int
     """of these, the devices whose boards have a reading"""
+    energy_budget_j: _builtins.float
+    """joules above idle that trainings behind it may draw in this period"""
+    energy_per: _builtins.str
+    """day, week or month; empty without an energy budget, as is the next"""
+    energy_timezone: _builtins.str
+    """by whose wall clock the period begins"""
+    energy_spent_j: _builtins.float
+    """that trainings of this period have reported; absent without an energy budget"""
+    energy_set_aside_j: _builtins.float
+    """for trainings of this period that have not reported theirs"""
+    energy_until_unix_s: _builtins.float
+    """when the next period begins"""
     def __init__(
         self,
         *,
@@ -225,15 +243,37 @@ class SupplyBudget(_message.Message):
         drawn_w: _builtins.float = ...,
         devices: _builtins.int = ...,
         measured_devices: _builtins.int = ...,
+        energy_budget_j: _builtins.float | None = ...,
+        energy_per: _builtins.str = ...,
+        energy_timezone: _builtins.str = ...,
+        energy_spent_j: _builtins.float | None = ...,
+        energy_set_aside_j: _builtins.float | None = ...,
+        energy_until_unix_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent", b"_parent", "_until_unix_s", b"_until_unix_s", "parent", b"parent", "until_unix_s", b"until_unix_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_budget_j", b"_energy_budget_j", "_energy_set_aside_j", b"_energy_set_aside_j", "_energy_spent_j", b"_energy_spent_j", "_energy_until_unix_s", b"_energy_until_unix_s", "_parent", b"_parent", "_until_unix_s", b"_until_unix_s", "energy_budget_j", b"energy_budget_j", "energy_set_aside_j", b"energy_set_aside_j", "energy_spent_j", b"energy_spent_j", "energy_until_unix_s", b"energy_until_unix_s", "parent", b"parent", "until_unix_s", b"until_unix_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent", b"_parent", "_until_unix_s", b"_until_unix_s", "devices", b"devices", "drawn_w", b"drawn_w", "fallback", b"fallback", "measured_devices", b"measured_devices", "parent", b"parent", "reason", b"reason", "set_aside_w", b"set_aside_w", "since_unix_s", b"since_unix_s", "source", b"source", "supply", b"supply", "until_unix_s", b"until_unix_s", "watts", b"watts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_budget_j", b"_energy_budget_j", "_energy_set_aside_j", b"_energy_set_aside_j", "_energy_spent_j", b"_energy_spent_j", "_energy_until_unix_s", b"_energy_until_unix_s", "_parent", b"_parent", "_until_unix_s", b"_until_unix_s", "devices", b"devices", "drawn_w", b"drawn_w", "energy_budget_j", b"energy_budget_j", "energy_per", b"energy_per", "energy_set_aside_j", b"energy_set_aside_j", "energy_spent_j", b"energy_spent_j", "energy_timezone", b"energy_timezone", "energy_until_unix_s", b"energy_until_unix_s", "fallback", b"fallback", "measured_devices", b"measured_devices", "parent", b"parent", "reason", b"reason", "set_aside_w", b"set_aside_w", "since_unix_s", b"since_unix_s", "source", b"source", "supply", b"supply", "until_unix_s", b"until_unix_s", "watts", b"watts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__energy_budget_j: _TypeAlias = _typing.Literal["energy_budget_j"]  # noqa: Y015
+    _WhichOneofArgType__energy_budget_j: _TypeAlias = _typing.Literal["_energy_budget_j", b"_energy_budget_j"]  # noqa: Y015
+    _WhichOneofReturnType__energy_set_aside_j: _TypeAlias = _typing.Literal["energy_set_aside_j"]  # noqa: Y015
+    _WhichOneofArgType__energy_set_aside_j: _TypeAlias = _typing.Literal["_energy_set_aside_j", b"_energy_set_aside_j"]  # noqa: Y015
+    _WhichOneofReturnType__energy_spent_j: _TypeAlias = _typing.Literal["energy_spent_j"]  # noqa: Y015
+    _WhichOneofArgType__energy_spent_j: _TypeAlias = _typing.Literal["_energy_spent_j", b"_energy_spent_j"]  # noqa: Y015
+    _WhichOneofReturnType__energy_until_unix_s: _TypeAlias = _typing.Literal["energy_until_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__energy_until_unix_s: _TypeAlias = _typing.Literal["_energy_until_unix_s", b"_energy_until_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__parent: _TypeAlias = _typing.Literal["parent"]  # noqa: Y015
     _WhichOneofArgType__parent: _TypeAlias = _typing.Literal["_parent", b"_parent"]  # noqa: Y015
     _WhichOneofReturnType__until_unix_s: _TypeAlias = _typing.Literal["until_unix_s"]  # noqa: Y015
     _WhichOneofArgType__until_unix_s: _TypeAlias = _typing.Literal["_until_unix_s", b"_until_unix_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_budget_j) -> _WhichOneofReturnType__energy_budget_j | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_set_aside_j) -> _WhichOneofReturnType__energy_set_aside_j | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_spent_j) -> _WhichOneofReturnType__energy_spent_j | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_until_unix_s) -> _WhichOneofReturnType__energy_until_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parent) -> _WhichOneofReturnType__parent | None: ...
     @_typing.overload
@@ -283,20 +323,32 @@ class SetBudgetRequest(_message.Message):
     SUPPLY_FIELD_NUMBER: _builtins.int
     WATTS_FIELD_NUMBER: _builtins.int
     FOR_S_FIELD_NUMBER: _builtins.int
+    ENERGY_J_FIELD_NUMBER: _builtins.int
+    PER_FIELD_NUMBER: _builtins.int
+    TIMEZONE_FIELD_NUMBER: _builtins.int
     supply: _builtins.str
     watts: _builtins.float
     for_s: _builtins.float
     """absent: until cleared"""
+    energy_j: _builtins.float
+    """set an energy budget instead of watts; 0: set watts"""
+    per: _builtins.str
+    """day, week or month, with energy_j"""
+    timezone: _builtins.str
+    """IANA name, with energy_j; empty: UTC"""
     def __init__(
         self,
         *,
         supply: _builtins.str = ...,
         watts: _builtins.float = ...,
         for_s: _builtins.float | None = ...,
+        energy_j: _builtins.float = ...,
+        per: _builtins.str = ...,
+        timezone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_for_s", b"_for_s", "for_s", b"for_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_for_s", b"_for_s", "for_s", b"for_s", "supply", b"supply", "watts", b"watts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_for_s", b"_for_s", "energy_j", b"energy_j", "for_s", b"for_s", "per", b"per", "supply", b"supply", "timezone", b"timezone", "watts", b"watts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__for_s: _TypeAlias = _typing.Literal["for_s"]  # noqa: Y015
     _WhichOneofArgType__for_s: _TypeAlias = _typing.Literal["_for_s", b"_for_s"]  # noqa: Y015
@@ -337,15 +389,19 @@ class ClearBudgetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SUPPLY_FIELD_NUMBER: _builtins.int
+    ENERGY_FIELD_NUMBER: _builtins.int
     supply: _builtins.str
+    energy: _builtins.bool
+    """remove the energy budget instead of the override of watts"""
     def __init__(
         self,
         *,
         supply: _builtins.str = ...,
+        energy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["supply", b"supply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy", b"energy", "supply", b"supply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -377,6 +433,154 @@ class ClearBudgetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClearBudgetResponse: _TypeAlias = ClearBudgetResponse  # noqa: Y015
+
+@_typing.final
+class Battery(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OF_DEVICE_FIELD_NUMBER: _builtins.int
+    CAPACITY_J_FIELD_NUMBER: _builtins.int
+    RESERVE_J_FIELD_NUMBER: _builtins.int
+    ENERGY_J_FIELD_NUMBER: _builtins.int
+    SPARE_J_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    MEASURED_SHARE_FIELD_NUMBER: _builtins.int
+    MEASURED_UNIX_S_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    HARVEST_W_FIELD_NUMBER: _builtins.int
+    IDLE_W_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of the supply or the device that has it"""
+    of_device: _builtins.bool
+    """it is a device's own"""
+    capacity_j: _builtins.float
+    reserve_j: _builtins.float
+    energy_j: _builtins.float
+    """its estimated energy now"""
+    spare_j: _builtins.float
+    """that trainings of the next hour may draw"""
+    source: _builtins.str
+    """of its charge: query, file, agent or operator"""
+    measured_share: _builtins.float
+    """the newest reading, 0 to 1; absent: there is none"""
+    measured_unix_s: _builtins.float
+    """its time"""
+    problem: _builtins.str
+    """why its charge is not known; empty if all is well"""
+    harvest_w: _builtins.float
+    """that it counts on now"""
+    idle_w: _builtins.float
+    """of its devices"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        of_device: _builtins.bool = ...,
+        capacity_j: _builtins.float = ...,
+        reserve_j: _builtins.float = ...,
+        energy_j: _builtins.float = ...,
+        spare_j: _builtins.float = ...,
+        source: _builtins.str = ...,
+        measured_share: _builtins.float | None = ...,
+        measured_unix_s: _builtins.float | None = ...,
+        problem: _builtins.str = ...,
+        harvest_w: _builtins.float = ...,
+        idle_w: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_measured_share", b"_measured_share", "_measured_unix_s", b"_measured_unix_s", "measured_share", b"measured_share", "measured_unix_s", b"measured_unix_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measured_share", b"_measured_share", "_measured_unix_s", b"_measured_unix_s", "capacity_j", b"capacity_j", "energy_j", b"energy_j", "harvest_w", b"harvest_w", "idle_w", b"idle_w", "measured_share", b"measured_share", "measured_unix_s", b"measured_unix_s", "name", b"name", "of_device", b"of_device", "problem", b"problem", "reserve_j", b"reserve_j", "source", b"source", "spare_j", b"spare_j"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__measured_share: _TypeAlias = _typing.Literal["measured_share"]  # noqa: Y015
+    _WhichOneofArgType__measured_share: _TypeAlias = _typing.Literal["_measured_share", b"_measured_share"]  # noqa: Y015
+    _WhichOneofReturnType__measured_unix_s: _TypeAlias = _typing.Literal["measured_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__measured_unix_s: _TypeAlias = _typing.Literal["_measured_unix_s", b"_measured_unix_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_share) -> _WhichOneofReturnType__measured_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_unix_s) -> _WhichOneofReturnType__measured_unix_s | None: ...
+
+Global___Battery: _TypeAlias = Battery  # noqa: Y015
+
+@_typing.final
+class GetBatteriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBatteriesRequest: _TypeAlias = GetBatteriesRequest  # noqa: Y015
+
+@_typing.final
+class GetBatteriesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATTERIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def batteries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Battery]: ...
+    def __init__(
+        self,
+        *,
+        batteries: _abc.Iterable[Global___Battery] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batteries", b"batteries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBatteriesResponse: _TypeAlias = GetBatteriesResponse  # noqa: Y015
+
+@_typing.final
+class SetChargeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of the supply or the device that has the battery"""
+    share: _builtins.float
+    """of its capacity, 0 to 1"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetChargeRequest: _TypeAlias = SetChargeRequest  # noqa: Y015
+
+@_typing.final
+class SetChargeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATTERY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def battery(self) -> Global___Battery: ...
+    def __init__(
+        self,
+        *,
+        battery: Global___Battery | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["battery", b"battery"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["battery", b"battery"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetChargeResponse: _TypeAlias = SetChargeResponse  # noqa: Y015
 
 @_typing.final
 class DeviceOverrides(_message.Message):

@@ -54,6 +54,16 @@ class OperatorServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.ClearBudgetRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.ClearBudgetResponse.FromString,
                 _registered_method=True)
+        self.GetBatteries = channel.unary_unary(
+                '/wattfleet.v1.OperatorService/GetBatteries',
+                request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.GetBatteriesRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.GetBatteriesResponse.FromString,
+                _registered_method=True)
+        self.SetCharge = channel.unary_unary(
+                '/wattfleet.v1.OperatorService/SetCharge',
+                request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.SetChargeRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.SetChargeResponse.FromString,
+                _registered_method=True)
         self.TagDevices = channel.unary_unary(
                 '/wattfleet.v1.OperatorService/TagDevices',
                 request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.TagDevicesRequest.SerializeToString,
@@ -136,6 +146,19 @@ class OperatorServiceServicer:
 
     def ClearBudget(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBatteries(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetCharge(self, request, context):
+        """States the charge of a battery that nothing measures.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -238,6 +261,16 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.ClearBudget,
                     request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.ClearBudgetRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.ClearBudgetResponse.SerializeToString,
+            ),
+            'GetBatteries': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBatteries,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.GetBatteriesRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.GetBatteriesResponse.SerializeToString,
+            ),
+            'SetCharge': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetCharge,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.SetChargeRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.SetChargeResponse.SerializeToString,
             ),
             'TagDevices': grpc.unary_unary_rpc_method_handler(
                     servicer.TagDevices,
@@ -403,6 +436,60 @@ class OperatorService:
             '/wattfleet.v1.OperatorService/ClearBudget',
             wattfleet__proto_dot_v1_dot_operator__pb2.ClearBudgetRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_operator__pb2.ClearBudgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBatteries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.OperatorService/GetBatteries',
+            wattfleet__proto_dot_v1_dot_operator__pb2.GetBatteriesRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_operator__pb2.GetBatteriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetCharge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.OperatorService/SetCharge',
+            wattfleet__proto_dot_v1_dot_operator__pb2.SetChargeRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_operator__pb2.SetChargeResponse.FromString,
             options,
             channel_credentials,
             insecure,

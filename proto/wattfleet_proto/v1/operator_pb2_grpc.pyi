@@ -37,6 +37,9 @@ class OperatorServiceStub:
     SetBudget: _grpc.UnaryUnaryMultiCallable[_operator_pb2.SetBudgetRequest, _operator_pb2.SetBudgetResponse]
     """Overrides the watts of a supply's source, until cleared or expired."""
     ClearBudget: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ClearBudgetRequest, _operator_pb2.ClearBudgetResponse]
+    GetBatteries: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetBatteriesRequest, _operator_pb2.GetBatteriesResponse]
+    SetCharge: _grpc.UnaryUnaryMultiCallable[_operator_pb2.SetChargeRequest, _operator_pb2.SetChargeResponse]
+    """States the charge of a battery that nothing measures."""
     TagDevices: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TagDevicesRequest, _operator_pb2.TagDevicesResponse]
     """Adds and removes tags, in addition to those of the site file."""
     DrainDevices: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DrainDevicesRequest, _operator_pb2.DrainDevicesResponse]
@@ -68,6 +71,9 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     SetBudget: _aio.UnaryUnaryMultiCallable[_operator_pb2.SetBudgetRequest, _operator_pb2.SetBudgetResponse]  # type: ignore[assignment]
     """Overrides the watts of a supply's source, until cleared or expired."""
     ClearBudget: _aio.UnaryUnaryMultiCallable[_operator_pb2.ClearBudgetRequest, _operator_pb2.ClearBudgetResponse]  # type: ignore[assignment]
+    GetBatteries: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetBatteriesRequest, _operator_pb2.GetBatteriesResponse]  # type: ignore[assignment]
+    SetCharge: _aio.UnaryUnaryMultiCallable[_operator_pb2.SetChargeRequest, _operator_pb2.SetChargeResponse]  # type: ignore[assignment]
+    """States the charge of a battery that nothing measures."""
     TagDevices: _aio.UnaryUnaryMultiCallable[_operator_pb2.TagDevicesRequest, _operator_pb2.TagDevicesResponse]  # type: ignore[assignment]
     """Adds and removes tags, in addition to those of the site file."""
     DrainDevices: _aio.UnaryUnaryMultiCallable[_operator_pb2.DrainDevicesRequest, _operator_pb2.DrainDevicesResponse]  # type: ignore[assignment]
@@ -120,6 +126,21 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ClearBudgetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ClearBudgetResponse, _abc.Awaitable[_operator_pb2.ClearBudgetResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetBatteries(
+        self,
+        request: _operator_pb2.GetBatteriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GetBatteriesResponse, _abc.Awaitable[_operator_pb2.GetBatteriesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetCharge(
+        self,
+        request: _operator_pb2.SetChargeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.SetChargeResponse, _abc.Awaitable[_operator_pb2.SetChargeResponse]]:
+        """States the charge of a battery that nothing measures."""
 
     @_abc_1.abstractmethod
     def TagDevices(

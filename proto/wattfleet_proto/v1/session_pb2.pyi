@@ -426,6 +426,7 @@ class BoardSample(_message.Message):
     FAN_SHARE_FIELD_NUMBER: _builtins.int
     GPU_USE_SHARE_FIELD_NUMBER: _builtins.int
     ENERGY_J_FIELD_NUMBER: _builtins.int
+    BATTERY_SHARE_FIELD_NUMBER: _builtins.int
     power_w: _builtins.float
     temperature_c: _builtins.float
     """of the hottest part of the chip"""
@@ -437,6 +438,8 @@ class BoardSample(_message.Message):
     """of the last moments, 0 to 1"""
     energy_j: _builtins.float
     """that the board has drawn since its agent started"""
+    battery_share: _builtins.float
+    """charge of its battery, 0 to 1"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode:
         """the clocks in force"""
@@ -451,11 +454,14 @@ class BoardSample(_message.Message):
         fan_share: _builtins.float | None = ...,
         gpu_use_share: _builtins.float | None = ...,
         energy_j: _builtins.float | None = ...,
+        battery_share: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j", "_fan_share", b"_fan_share", "_gpu_use_share", b"_gpu_use_share", "_mode", b"_mode", "_power_w", b"_power_w", "_temperature_c", b"_temperature_c", "_throttle_events", b"_throttle_events", "energy_j", b"energy_j", "fan_share", b"fan_share", "gpu_use_share", b"gpu_use_share", "mode", b"mode", "power_w", b"power_w", "temperature_c", b"temperature_c", "throttle_events", b"throttle_events"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_battery_share", b"_battery_share", "_energy_j", b"_energy_j", "_fan_share", b"_fan_share", "_gpu_use_share", b"_gpu_use_share", "_mode", b"_mode", "_power_w", b"_power_w", "_temperature_c", b"_temperature_c", "_throttle_events", b"_throttle_events", "battery_share", b"battery_share", "energy_j", b"energy_j", "fan_share", b"fan_share", "gpu_use_share", b"gpu_use_share", "mode", b"mode", "power_w", b"power_w", "temperature_c", b"temperature_c", "throttle_events", b"throttle_events"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j", "_fan_share", b"_fan_share", "_gpu_use_share", b"_gpu_use_share", "_mode", b"_mode", "_power_w", b"_power_w", "_temperature_c", b"_temperature_c", "_throttle_events", b"_throttle_events", "energy_j", b"energy_j", "fan_share", b"fan_share", "gpu_use_share", b"gpu_use_share", "mode", b"mode", "power_w", b"power_w", "temperature_c", b"temperature_c", "throttle_events", b"throttle_events"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_battery_share", b"_battery_share", "_energy_j", b"_energy_j", "_fan_share", b"_fan_share", "_gpu_use_share", b"_gpu_use_share", "_mode", b"_mode", "_power_w", b"_power_w", "_temperature_c", b"_temperature_c", "_throttle_events", b"_throttle_events", "battery_share", b"battery_share", "energy_j", b"energy_j", "fan_share", b"fan_share", "gpu_use_share", b"gpu_use_share", "mode", b"mode", "power_w", b"power_w", "temperature_c", b"temperature_c", "throttle_events", b"throttle_events"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__battery_share: _TypeAlias = _typing.Literal["battery_share"]  # noqa: Y015
+    _WhichOneofArgType__battery_share: _TypeAlias = _typing.Literal["_battery_share", b"_battery_share"]  # noqa: Y015
     _WhichOneofReturnType__energy_j: _TypeAlias = _typing.Literal["energy_j"]  # noqa: Y015
     _WhichOneofArgType__energy_j: _TypeAlias = _typing.Literal["_energy_j", b"_energy_j"]  # noqa: Y015
     _WhichOneofReturnType__fan_share: _TypeAlias = _typing.Literal["fan_share"]  # noqa: Y015
@@ -470,6 +476,8 @@ class BoardSample(_message.Message):
     _WhichOneofArgType__temperature_c: _TypeAlias = _typing.Literal["_temperature_c", b"_temperature_c"]  # noqa: Y015
     _WhichOneofReturnType__throttle_events: _TypeAlias = _typing.Literal["throttle_events"]  # noqa: Y015
     _WhichOneofArgType__throttle_events: _TypeAlias = _typing.Literal["_throttle_events", b"_throttle_events"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__battery_share) -> _WhichOneofReturnType__battery_share | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_j) -> _WhichOneofReturnType__energy_j | None: ...
     @_typing.overload

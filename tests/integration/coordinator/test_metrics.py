@@ -35,6 +35,7 @@ from coordinator.service_figures import ServiceFigures
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import ObservedTraining
+from coordinator.state.stores import PlacedBattery, SharedEnergy
 from tests.fakes.fleets import HOT, front
 from tests.fakes.prometheus import DocumentedMetric, documented_metrics, promtool
 from tests.fakes.served import CertifiedFleet, certified, serving
@@ -42,7 +43,7 @@ from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, confirm_al
 from wattfleet.common.addresses import split_address
 from wattfleet.common.identity.identity_folder import Identity
 from wattfleet.common.identity.peers import Role
-from wattfleet.core.budgets import InForce
+from wattfleet.core.budgets import Battery, InForce, Period, PeriodBudget
 from wattfleet.core.duties import KeptDuty
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning import Allowance
@@ -124,6 +125,26 @@ def training_fleet() -> Fleet:
     return fleet
 
 
+def with_limited_energy(fleet: Fleet) -> Fleet:
+    """The same fleet with a battery and an energy budget at its site."""
+    shed = PlacedBattery("shed", Battery(3.6e6), "operator", supply="site")
+    budgets = {"site": PeriodBudget(7.2e6, Period.DAY)}
+    date = datetime(2026, 6, 1, tzinfo=timezone.utc)
+    fleet.stores = SharedEnergy(fleet.operator.allowance.supplies, fleet.operator, lambda: date, [shed], budgets)
+    return fleet
+
+
+def test_batteries_and_energy_budgets_are_exported() -> None:
+    fleet = with_limited_energy(training_fleet())
+    assert of(scraped(fleet), "wattfleet_battery_unknown") == {("supply/site",): 1}
+    fleet.stores.state_charge("site", 0.5)
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_battery_unknown") == {("supply/site",): 0}
+    assert of(samples, "wattfleet_battery_energy_joules")["supply/site", "estimated"] == 1.8e6
+    assert of(samples, "wattfleet_battery_energy_joules")["supply/site", "reserve"] == 0.2 * 3.6e6
+    assert of(samples, "wattfleet_supply_energy_joules")["allowed", "site"] == 7.2e6
+
+
 def test_the_documentation_lists_every_metric_with_its_type_labels_and_text() -> None:
     found = [
         DocumentedMetric(
@@ -132,7 +153,7 @@ def test_the_documentation_lists_every_metric_with_its_type_labels_and_text() ->
             frozenset(family.samples[0].labels) - {"le"},
             family.documentation,
         )
-        for family in exported(training_fleet())
+        for family in exported(with_limited_energy(training_fleet()))
     ]
     assert sorted(documented_metrics(), key=lambda each: each.name) == sorted(found, key=lambda each: each.name)
 

@@ -380,6 +380,9 @@ class _Budgets:
     async def GetBudgets(self, request: Any, context: Any) -> operator_pb2.GetBudgetsResponse:  # noqa: N802
         return operator_pb2.GetBudgetsResponse(supplies=[operator_pb2.SupplyBudget(supply="site", watts=100.0)])
 
+    async def GetBatteries(self, request: Any, context: Any) -> operator_pb2.GetBatteriesResponse:  # noqa: N802
+        return operator_pb2.GetBatteriesResponse()
+
 
 async def test_devices_are_read_only_while_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_WATCHED_S", 0.01), ("_UNWATCHED_S", 0.02), ("_OLD_S", 0.1), ("_MAX_SHARE", 1.0)):

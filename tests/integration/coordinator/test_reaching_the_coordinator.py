@@ -190,6 +190,8 @@ EVERY_COMMAND = [
     ["budget", "show"],
     ["budget", "set", "site", "5"],
     ["budget", "clear", "site"],
+    ["battery", "show"],
+    ["battery", "set", "site", "50"],
     ["tag", "orin", "--add", "a"],
     ["drain", "orin"],
     ["reference", "list"],
@@ -327,7 +329,8 @@ IN_PLAINTEXT = [
         "profile --workload lenet --devices nano",
     ),
     *("tag nano --add lab", "drain nano", "drain nano --undo", "export --out OUT"),
-    *("budget show", "budget set site 90", "budget clear site"),
+    *("budget show", "budget set site 90", "budget clear site", "budget set site 5kWh --per day"),
+    *("battery show", "battery set nano 50"),
     *("reference publish REFERENCE", "reference list", "reference pin DIGEST", "reference unpin"),
     *("reference remove DIGEST", f"delete {RUN} --end", "forget nano", "init --identity NEW --host localhost"),
 ]
@@ -392,7 +395,7 @@ async def test_commands_need_no_extra(config: CoordinatorSettings, tmp_path: Pat
         ]
         answers = dict(zip(IN_PLAINTEXT, await run_alone(commands), strict=True))
     failed = {line: output for line, (code, output) in answers.items() if code != 0}
-    assert failed == {}
+    assert list(failed) == ["battery set nano 50"] and "'nano' has no battery" in failed["battery set nano 50"]
     assert "orin" in answers["devices"][1] and "1 of 2" in answers["rounds"][1]
     [row] = csv.DictReader((tmp_path / "tables" / "rounds.csv").read_text().splitlines())
     assert (row["round"], row["wall_s"], row["unplanned"]) == ("1", "41.5", "False")

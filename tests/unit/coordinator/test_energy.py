@@ -51,13 +51,17 @@ def set_aside_j(plan: RoundPlan) -> float:
     return plan.set_aside_j
 
 
+def settled(fleet: Fleet, plan_id: str) -> list[TrainingEnergy]:
+    return [each for each in fleet.settle_unbegun(plan_id) if isinstance(each, TrainingEnergy)]
+
+
 def test_a_plan_sets_energy_aside_and_a_report_replaces_it() -> None:
     fleet = fleet_with(1e5)
     record = fleet.flower.plan(RUN, 1, NODES, 1.0)
     assert account_of(fleet).set_aside_j == pytest.approx(set_aside_j(record.plan))
     train(fleet, "orin")
     # Its idle power of 5 W does not count.
-    stored = fleet.report_energy("orin", record.plan_id, 400.0, 20.0)
+    [stored] = fleet.report_energy("orin", record.plan_id, 400.0, 20.0)
     orin = record.plan.assignment_of("orin")
     assert orin is not None
     assert stored == TrainingEnergy(record.plan_id, "orin", 300.0, orin.set_aside_j)
@@ -148,7 +152,7 @@ def test_a_training_that_never_began_returns_its_energy_at_the_end_of_the_round(
     fleet = fleet_with(1e5)
     record = fleet.flower.plan(RUN, 1, NODES, 1.0)
     fleet.rounds.finish(record.plan_id, [], 9.0)  # no grant was sent
-    assert {each.device_id: each.energy_j for each in fleet.settle_unbegun(record.plan_id)} == {
+    assert {each.device_id: each.energy_j for each in settled(fleet, record.plan_id)} == {
         "nano": 0.0,
         "orin": 0.0,
     }
@@ -162,7 +166,7 @@ def test_a_training_that_may_have_begun_keeps_its_energy() -> None:
     train(fleet, "orin")
     end_training(fleet, "orin")  # it crashed, and reports nothing
     fleet.rounds.finish(record.plan_id, [], 9.0)
-    assert [each.device_id for each in fleet.settle_unbegun(record.plan_id)] == []
+    assert [each.device_id for each in settled(fleet, record.plan_id)] == []
     assert account_of(fleet).set_aside_j == pytest.approx(set_aside_j(record.plan))
 
 
@@ -179,8 +183,8 @@ def test_a_training_that_outlasted_its_grant_keeps_its_energy() -> None:
     grants.confirm("orin", trained.grant.grant_id, record.plan_id, GrantPhase.TRAINING)
     assert "orin" in grants.check(2e4)
     fleet.rounds.finish(record.plan_id, [], 9.0)
-    assert "orin" not in [each.device_id for each in fleet.settle_unbegun(record.plan_id)]
-    stored = fleet.report_energy("orin", record.plan_id, 400.0, 20.0)
+    assert "orin" not in [each.device_id for each in settled(fleet, record.plan_id)]
+    [stored] = fleet.report_energy("orin", record.plan_id, 400.0, 20.0)
     assert isinstance(stored, TrainingEnergy) and stored.energy_j == 300.0
 
 
@@ -219,10 +223,10 @@ def test_a_survey_counts_until_its_report() -> None:
     plan_id = fleet.flower.accept_measuring(RUN, plan)
     counted_j = sum(each.set_aside_j for each in plan.assignments)
     assert fleet.flower.run(RUN).surveys_j == account_of(fleet).spent_j == pytest.approx(counted_j)
-    changed = fleet.report_energy(plan.assignments[0].device_id, plan_id, 0.0, 0.0)
+    [changed] = fleet.report_energy(plan.assignments[0].device_id, plan_id, 0.0, 0.0)
     assert isinstance(changed, RunRecord)
     assert account_of(fleet).spent_j == pytest.approx(counted_j - plan.assignments[0].set_aside_j)
-    assert fleet.report_energy(plan.assignments[0].device_id, plan_id, 0.0, 0.0) is None
+    assert fleet.report_energy(plan.assignments[0].device_id, plan_id, 0.0, 0.0) == []
 
 
 def test_nothing_is_measured_beside_the_rounds_of_a_run_with_a_budget() -> None:

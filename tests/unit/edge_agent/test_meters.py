@@ -158,6 +158,31 @@ def test_without_any_zone_the_temperature_is_absent(tmp_path):
     assert open_sysfs(tree).conditions().temperature_c is None
 
 
+def _battery(tree: FakedJetson, number: int, capacity: object, kind: str = "Battery") -> None:
+    tree.put(f"/sys/class/power_supply/BAT{number}/type", kind)
+    tree.put(f"/sys/class/power_supply/BAT{number}/capacity", capacity)
+
+
+def test_the_charge_of_the_emptiest_battery_is_reported(orin):
+    device = open_sysfs(orin)
+    assert device.conditions().battery_share is None
+    _battery(orin, 0, 80)
+    _battery(orin, 1, 55)
+    _battery(orin, 2, 10, "Mains")
+    _battery(orin, 3, 5)
+    orin.put("/sys/class/power_supply/BAT3/scope", "Device")
+    assert device.conditions().battery_share == 0.55
+
+
+@pytest.mark.parametrize("capacity", [140, -1, "full", ""])
+def test_an_impossible_charge_counts_as_unknown_and_is_logged_once(orin, caplog, capacity):
+    _battery(orin, hash(capacity) % 1000 + 10, capacity)
+    device = open_sysfs(orin)
+    assert device.conditions().battery_share is None
+    assert device.conditions().battery_share is None
+    assert caplog.text.count("so it counts as unknown: check the battery's gauge") == 1
+
+
 def test_a_throttle_counter_that_fails_makes_the_count_absent(orin):
     device = open_sysfs(orin)
     orin.put("/sys/class/hwmon/hwmon1/oc2_event_cnt", 5)

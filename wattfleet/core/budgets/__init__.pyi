@@ -1,3 +1,14 @@
+from .battery import STEP_S as STEP_S
+from .battery import Battery as Battery
+from .battery import Charge as Charge
+from .battery import DatedHarvest as DatedHarvest
+from .battery import Estimate as Estimate
+from .battery import Harvest as Harvest
+from .battery import HourlyHarvest as HourlyHarvest
+from .battery import MeasuredHarvest as MeasuredHarvest
+from .battery import NoHarvest as NoHarvest
+from .battery import harvest_steps as harvest_steps
+from .battery import read_dated_harvest as read_dated_harvest
 from .budget import Budget as Budget
 from .budget import ConstantBudget as ConstantBudget
 from .budget import DailySchedule as DailySchedule
@@ -16,5 +27,8 @@ from .budget import read_timed_schedule as read_timed_schedule
 from .budget import require_watts as require_watts
 from .budget import require_whole_day as require_whole_day
 from .energy import EnergyAccount as EnergyAccount
+from .energy import Period as Period
+from .energy import PeriodBudget as PeriodBudget
 from .energy import joules_of as joules_of
 from .energy import require_joules as require_joules
+from .energy import zone_named as zone_named

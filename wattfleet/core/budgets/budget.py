@@ -390,13 +390,20 @@ def read_timed_schedule(text: str, fallback_w: float) -> TimedSchedule:
             if None in fields or None in fields.values():
                 raise InvalidInputError(f"the line must have {len(columns)} fields")
             until = fields.get("until", "").strip()
-            rows.append(TimedRow(_time(fields["from"]), _number(fields["watts"]), _time(until) if until else None))
+            rows.append(
+                TimedRow(time_of(fields["from"]), number_of_watts(fields["watts"]), time_of(until) if until else None)
+            )
     except (InvalidInputError, csv.Error) as error:
         raise InvalidInputError(f"line {reader.line_num}: {error}") from None
     return TimedSchedule(tuple(rows), fallback_w)
 
 
-def _time(text: str) -> datetime:
+def time_of(text: str) -> datetime:
+    """The time that a table states.
+
+    Raises:
+        InvalidInputError: the text has another form.
+    """
     try:
         # Python 3.10 does not parse the suffix Z.
         return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
@@ -404,7 +411,12 @@ def _time(text: str) -> datetime:
         raise InvalidInputError(f"{text[:_MAX_SHOWN]!r} is not a time: write it as 2026-06-01T06:00+02:00") from None
 
 
-def _number(text: str) -> float:
+def number_of_watts(text: str) -> float:
+    """The watts that a table states.
+
+    Raises:
+        InvalidInputError: the text is no number.
+    """
     try:
         return float(text)
     except ValueError:

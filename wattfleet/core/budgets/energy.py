@@ -1,10 +1,13 @@
-"""Energy budgets: joules as text, and the account of what is spent and set aside of a budget."""
+"""Energy budgets: joules as text, the account of what is spent and set aside of a budget, and budgets by the day."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import Enum
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from wattfleet.core.errors import EnergySpentError, InvalidInputError
 
@@ -118,3 +121,62 @@ class EnergyAccount:
         return replace(
             self, set_aside_j=max(0.0, self.set_aside_j - set_aside_j), spent_j=self.spent_j + max(0.0, spent_j)
         )
+
+
+# --- Budgets of a period ----------------------------------------------------------------------------------------------
+
+
+class Period(str, Enum):
+    """The calendar's unit for which a supply has an energy budget."""
+
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+@dataclass(frozen=True)
+class PeriodBudget:
+    """Joules above idle that all trainings behind a supply may draw in each day, week or month.
+
+    Attributes:
+        budget_j: joules of each period.
+        per: the period. A week begins on Monday.
+        timezone: IANA name of the time zone by whose wall clock periods begin at midnight.
+
+    Raises:
+        InvalidInputError: the joules are not finite and above 0, or the time zone is unknown.
+    """
+
+    budget_j: float
+    per: Period
+    timezone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        require_joules("an energy budget", self.budget_j)
+        zone_named(self.timezone)
+
+    def begin(self, now: datetime) -> datetime:
+        """The beginning of the period that contains a time with a UTC offset."""
+        midnight = now.astimezone(zone_named(self.timezone)).replace(hour=0, minute=0, second=0, microsecond=0)
+        if self.per is Period.WEEK:
+            return midnight - timedelta(days=midnight.weekday())
+        return midnight.replace(day=1) if self.per is Period.MONTH else midnight
+
+    def end(self, now: datetime) -> datetime:
+        """The end of the period that contains a time with a UTC offset, and the beginning of the next."""
+        # Midnights by the wall clock, since a day has 23 or 25 hours when clocks change.
+        days = {Period.DAY: 1, Period.WEEK: 7, Period.MONTH: 31}[self.per]
+        following = self.begin(now) + timedelta(days=days)
+        return following.replace(day=1) if self.per is Period.MONTH else following
+
+
+def zone_named(name: str) -> ZoneInfo:
+    """The time zone with an IANA name.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise InvalidInputError(f"unknown time zone {name[:_MAX_SHOWN]!r}: write one such as Europe/Berlin") from None

@@ -32,6 +32,13 @@ from .round_plan import Assignment as Assignment
 from .round_plan import Decision as Decision
 from .round_plan import RoundPlan as RoundPlan
 from .round_plan import SupplyUse as SupplyUse
+from .stores import BatteryLevel as BatteryLevel
+from .stores import BatteryStore as BatteryStore
+from .stores import EnergyStore as EnergyStore
+from .stores import EnergyStores as EnergyStores
+from .stores import PeriodStore as PeriodStore
+from .stores import battery_stores as battery_stores
+from .stores import left_j as left_j
 from .trimming import InFlight as InFlight
 from .trimming import InTraining as InTraining
 from .trimming import TrimmedPlan as TrimmedPlan

@@ -2,7 +2,8 @@
 
 What counts is the energy of trainings above the idle power of their boards. Each training has two figures: the joules
 that it is expected to draw, by the medians of its prediction, and those that are set aside for it, which it can hardly
-exceed. A round may be expected to spend its share of what is left, and may set aside all that is left.
+exceed. A round may be expected to spend its share of what is left, and may set aside all that is left. The batteries of
+devices and supplies, and the budgets of supplies for a day, limit what is set aside in the same way.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from wattfleet.core.errors import EnergySpentError, InvalidInputError
 from wattfleet.core.planning.curves import Allocation, Curves, FrontTable, Headroom, Indices, Mask, Offer, Values
+from wattfleet.core.planning.stores import StoreRoom
 from wattfleet.core.prediction import normal_quantile
 
 SET_ASIDE_QUANTILE = 0.95
@@ -91,12 +93,14 @@ class TrainingCosts:
         longest_s: `[m]` seconds for which energy is set aside.
         set_aside_j: `[m]` joules that are set aside.
         least: `[n]` each device's step with the least expected joules, the fastest of several; -1 if it has no step.
+        owner: `[m]` the device of each step.
     """
 
     expected_j: Values
     longest_s: Values
     set_aside_j: Values
     least: Indices
+    owner: Indices
 
     @classmethod
     def of(cls, offers: Sequence[Offer], fronts: FrontTable, epochs: float | Values) -> TrainingCosts:
@@ -121,7 +125,15 @@ class TrainingCosts:
         owners, first = np.unique(owner, return_index=True)
         least = np.full(len(fronts.sizes), -1, dtype=np.intp)
         least[owners] = np.lexsort((expected_j, owner))[first]
-        return cls(expected_j, longest_s, fronts.extra_w[kept] * longest_s, least)
+        return cls(expected_j, longest_s, fronts.extra_w[kept] * longest_s, least, owner)
+
+    def within_s(self, step: Indices) -> float:
+        """Seconds within which all trainings of a round end; its steps are -1 for devices that do not train."""
+        return float(self.longest_s[step[step >= 0]].max(initial=0.0))
+
+    def set_aside_at(self, step: Indices) -> Values:
+        """`[n]` joules that are set aside for each device at its step; infinite for a device without one."""
+        return np.where(step >= 0, self.set_aside_j[step], np.inf)
 
 
 def granted_s(longest_s: float) -> float:
@@ -176,10 +188,11 @@ def fit(
     curves: Curves,
     costs: TrainingCosts,
     headroom: Headroom,
-    energy: EnergyLimit,
+    energy: EnergyLimit | None,
     priority: Mask,
     eligible: Mask,
     deadline_s: float | None = None,
+    room: StoreRoom | None = None,
 ) -> Fitted:
     """Bring a round within the energy that it may use: first in slower modes, and then with fewer devices.
 
@@ -191,22 +204,25 @@ def fit(
         curves: power curves of all devices.
         costs: the energy at their steps.
         headroom: headroom of the supplies.
-        energy: what is left.
+        energy: what is left of the run's energy budget; None for a run without one.
         priority: `[n]` devices that are dropped last.
         eligible: `[n]` devices of which one may train alone.
         deadline_s: seconds within which all trainings end; None without a deadline.
+        room: what batteries and the budgets of supplies leave; None without any.
 
     Raises:
         EnergySpentError: no device can train with what is left; the text states how many joules would be needed.
     """
-    if not energy.left_j:
+    if energy is not None and not energy.left_j:
         raise EnergySpentError("nothing of the energy budget is left: raise energy_budget")
+    nobody = np.zeros(len(curves), dtype=np.bool_)
+    if energy is None and _allows(allocation.step, costs, energy, room):
+        return Fitted(allocation, nobody)
     allocation = without_waste(allocation, curves, costs, headroom)
     chosen = np.flatnonzero(allocation.step >= 0)
-    nobody = np.zeros(len(curves), dtype=np.bool_)
     step, limit_s = allocation.step, allocation.limit_s
     longest_s = math.inf if deadline_s is None else max(deadline_s, limit_s)
-    if energy.allows(costs, step[chosen]):
+    if _allows(step, costs, energy, room):
         return Fitted(allocation, nobody)
     slowest_s = min(float(curves.time_s[curves.start[chosen + 1] - 1].max()), longest_s)
     if slowest_s > limit_s:
@@ -215,17 +231,17 @@ def fit(
             slower = Allocation(limit_s, np.where(allocation.step >= 0, curves.steps_within(limit_s), -1))
             slower = without_waste(slower, curves, costs, headroom)
             step = slower.step
-            if energy.allows(costs, step[chosen]):
+            if _allows(step, costs, energy, room):
                 return Fitted(slower, nobody)
     # Fewer devices leave watts for modes that take less energy. If these watts do not suffice, the slower modes stay.
     frugal = np.minimum(step, costs.least)
-    kept = _affordable(frugal, costs, energy, priority)
+    kept = _affordable(frugal, costs, energy, priority, room)
     if headroom.can_supply(curves.extra_at(frugal), np.isin(np.arange(len(curves)), kept)):
         step = frugal
     else:
-        kept = _affordable(step, costs, energy, priority)
+        kept = _affordable(step, costs, energy, priority, room)
     if not len(kept):
-        return _least(allocation, curves, costs, headroom, energy, eligible, longest_s)
+        return _least(allocation, curves, costs, headroom, energy, eligible, longest_s, room)
     fitted = np.full_like(step, -1)
     fitted[kept] = step[kept]
     dropped = nobody.copy()
@@ -233,9 +249,23 @@ def fit(
     return Fitted(Allocation(float(curves.time_s[step[kept]].max()), fitted), dropped)
 
 
-def _affordable(step: Indices, costs: TrainingCosts, energy: EnergyLimit, priority: Mask) -> Indices:
+def _allows(step: Indices, costs: TrainingCosts, energy: EnergyLimit | None, room: StoreRoom | None) -> bool:
+    """Whether the energy suffices for a round with these steps."""
+    chosen = np.flatnonzero(step >= 0)
+    if energy is not None and not energy.allows(costs, step[chosen]):
+        return False
+    return room is None or room.holds(costs.set_aside_at(step), chosen, costs.within_s(step))
+
+
+def _affordable(
+    step: Indices, costs: TrainingCosts, energy: EnergyLimit | None, priority: Mask, room: StoreRoom | None
+) -> Indices:
     """The devices that the energy suffices for, those with priority first, each group by joules set aside."""
     chosen = np.flatnonzero(step >= 0)
+    if room is not None:
+        chosen = np.sort(room.largest_set(costs.set_aside_at(step), priority, costs.within_s(step)))
+    if energy is None:
+        return chosen
     order = chosen[np.lexsort((costs.set_aside_j[step[chosen]], ~priority[chosen]))]
     fits = np.cumsum(costs.expected_j[step[order]]) <= energy.share_j * (1 + _CLOSE)
     fits &= np.cumsum(costs.set_aside_j[step[order]]) <= energy.left_j
@@ -247,23 +277,32 @@ def _least(
     curves: Curves,
     costs: TrainingCosts,
     headroom: Headroom,
-    energy: EnergyLimit,
+    energy: EnergyLimit | None,
     eligible: Mask,
     longest_s: float,
+    room: StoreRoom | None,
 ) -> Fitted:
     """The round of the single device for which the fewest joules, or hardly more, have to be set aside."""
     owner = np.repeat(np.arange(len(curves)), np.diff(curves.start))
     is_possible = eligible[owner] & (curves.extra_w <= headroom.single_device_w[owner]) & (curves.time_s <= longest_s)
+    if room is not None:
+        is_possible &= room.suffices(owner, costs.set_aside_j, costs.longest_s)
     set_aside_j = np.where(is_possible, costs.set_aside_j, np.inf)
     best = int(np.argmin(set_aside_j))
-    if set_aside_j[best] > energy.left_j:
+    left_j = np.inf if energy is None else energy.left_j
+    if not np.isfinite(set_aside_j[best]):
+        raise EnergySpentError(
+            "no device that its batteries and energy budgets suffice for can train within the watts and the deadline of"
+            " this round: allow more watts or time"
+        )
+    if energy is not None and set_aside_j[best] > left_j:
         raise EnergySpentError(
             f"{energy.left_j:.0f} J of the energy budget are left, and the training that takes the least needs"
             f" {math.ceil(float(set_aside_j[best]))} J: raise energy_budget to at least"
             f" {math.ceil(energy.used_j + float(set_aside_j[best]))} J"
         )
     # The mode with the very least energy may take several times as long.
-    alike = set_aside_j <= min(_HARDLY_MORE * set_aside_j[best], energy.left_j)
+    alike = set_aside_j <= min(_HARDLY_MORE * set_aside_j[best], left_j)
     best = int(np.argmin(np.where(alike, curves.time_s, np.inf)))
     step = np.full_like(allocation.step, -1)
     step[owner[best]] = best

@@ -10,11 +10,19 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 import numpy as np
 
 from wattfleet.core.budgets import Supplies
-from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError, WattfleetError, first_few
+from wattfleet.core.errors import (
+    EnergySpentError,
+    InfeasibleBudgetError,
+    InvalidInputError,
+    NoCandidatesError,
+    WattfleetError,
+    first_few,
+)
 from wattfleet.core.planning.curves import (
     Allocation,
     Curves,
@@ -31,6 +39,7 @@ from wattfleet.core.planning.epoch_choice import EpochChoice, require_epochs
 from wattfleet.core.planning.history import History
 from wattfleet.core.planning.policies.policy import PlanningContext, Policy, SelectionRequest, any_devices
 from wattfleet.core.planning.round_plan import Allowance, Assignment, Decision, RoundPlan
+from wattfleet.core.planning.stores import EnergyStores, StoreRoom
 
 # --- Selection --------------------------------------------------------------------------------------------------------
 # Rules that exclude devices from a round before the policy selects: the operator's, and backoff after failures.
@@ -332,6 +341,7 @@ def plan_round(
     history: History | None = None,
     selection: Selection | None = None,
     energy: EnergyLimit | None = None,
+    stores: EnergyStores | None = None,
 ) -> RoundPlan:
     """Plan one round: the least makespan within all supplies' budgets for the devices that the policy requests.
 
@@ -346,6 +356,7 @@ def plan_round(
         history: earlier rounds of the run.
         selection: the operator's rules for the selection.
         energy: what is left of the run's energy budget; None for a run without one.
+        stores: the batteries, and the energy budgets of supplies; None without any.
 
     Raises:
         InvalidInputError: there are no offers, a device is listed twice, a supply is unknown, or the epochs are not
@@ -353,7 +364,7 @@ def plan_round(
         NoCandidatesError: no device can be selected; the text gives the reason for each.
         InfeasibleBudgetError: the budgets are too low for one device, or no device meets the deadline; the text gives
             the budget or deadline that would be enough.
-        EnergySpentError: the energy that is left does not suffice for any device.
+        EnergySpentError: the energy that is left does not suffice for any device, and no time is foreseen when it will.
     """
     offers = sorted(offers, key=lambda offer: offer.device_id)
     history, selection = history or History(), selection or Selection()
@@ -361,6 +372,8 @@ def plan_round(
     choice = epochs if isinstance(epochs, EpochChoice) else EpochChoice.fixed(epochs)
     headroom = allowance.headroom(offers)
     excluded = _excluded(offers, allowance, headroom, selection, history, server_round)
+    if stores is not None and len(excluded) < len(offers):
+        excluded |= _without_energy(offers, excluded, allowance, headroom, choice.fewest, stores)
 
     def context_without(left_out: Collection[str]) -> PlanningContext:
         """The policy's context without the devices that are left out; at least one must remain."""
@@ -372,8 +385,7 @@ def plan_round(
         )
 
     if len(excluded) == len(offers):
-        reasons = first_few([f"{device_id}: {reason}" for device_id, reason in excluded.items()], "; ")
-        raise NoCandidatesError(f"no device can be selected: {reasons}")
+        raise NoCandidatesError(f"no device can be selected: {_some_reasons(excluded)}")
     context, request, failed = requested(policy, context_without, excluded)
     excluded |= failed
     candidates = list(context.offers)
@@ -382,18 +394,29 @@ def plan_round(
     allocation = allocated(curves, context.headroom, request)
     if allocation is None:
         raise _infeasible(context, request, allowance, offers)
-    costs = None if energy is None else TrainingCosts.of(candidates, context.fronts, own_epochs)
-    if energy is not None and costs is not None:
+    is_limited = energy is not None or stores is not None
+    costs = TrainingCosts.of(candidates, context.fronts, own_epochs) if is_limited else None
+    if costs is not None:
+        room = None if stores is None else stores.room(candidates, context.headroom, allowance.supplies.names)
         # If no requested device can train, any other may do so alone, unless it would miss the deadline.
         able = request.eligible if request.deadline_s is not None else np.ones_like(request.eligible)
-        fitted = fit(allocation, curves, costs, context.headroom, energy, request.priority, able, request.deadline_s)
-        allocation, request = fitted.allocation, _without_dropped(request, fitted, energy)
+        priority, deadline_s = request.priority, request.deadline_s
+        fitted = fit(allocation, curves, costs, context.headroom, energy, priority, able, deadline_s, room)
+        reason_of = partial(_dropped_reason, context, costs, allocation, energy, room, allowance)
+        allocation, request = fitted.allocation, _without_dropped(request, fitted, reason_of)
     selected = np.flatnonzero(allocation.step >= 0)
     extra_w = {candidates[k].device_id: float(curves.extra_w[allocation.step[k]]) for k in selected}
     use = allowance.use(offers, extra_w)
     return RoundPlan(
         assignments=tuple(
-            assignment_at(candidates[k], curves, int(allocation.step[k]), float(own_epochs[k]), costs) for k in selected
+            assignment_at(
+                candidates[k],
+                curves,
+                int(allocation.step[k]),
+                float(own_epochs[k]),
+                costs if energy is not None or _is_limited(candidates[k], allowance, stores) else None,
+            )
+            for k in selected
         ),
         decisions=decisions(context, curves, request, allocation, allowance.supplies.names, excluded),
         duration_s=allocation.limit_s,
@@ -415,20 +438,82 @@ def allocated(curves: Curves, headroom: Headroom, request: SelectionRequest) -> 
     return min_makespan(curves, headroom, request.count, request.eligible, request.priority)
 
 
-def _without_dropped(request: SelectionRequest, fitted: Fitted, energy: EnergyLimit) -> SelectionRequest:
+def _without_dropped(request: SelectionRequest, fitted: Fitted, reason_of: Callable[[int], str]) -> SelectionRequest:
     """A policy's request without the devices that the energy does not suffice for."""
     if not fitted.dropped.any():
         return request
-    reason = f"too much energy: this round may use {energy.share_j:.0f} of the {energy.left_j:.0f} J that are left"
     return replace(
         request,
         count=int((fitted.allocation.step >= 0).sum()),
         eligible=request.eligible & ~fitted.dropped,
         exclusion_reasons={
             **request.exclusion_reasons,
-            **dict.fromkeys(map(int, np.flatnonzero(fitted.dropped)), reason),
+            **{k: reason_of(k) for k in map(int, np.flatnonzero(fitted.dropped))},
         },
     )
+
+
+def _dropped_reason(
+    context: PlanningContext,
+    costs: TrainingCosts,
+    allocation: Allocation,
+    energy: EnergyLimit | None,
+    room: StoreRoom | None,
+    allowance: Allowance,
+    device: int,
+) -> str:
+    """Why the energy does not suffice for a device that would have trained otherwise."""
+    offer = context.offers[device]
+    path = allowance.supplies.path(offer.supply)
+    if room is not None and (energy is None or room.stores.limits(offer.device_id, path)):
+        step = int(allocation.step[device])
+        needed_j, within_s = float(costs.set_aside_j[step]), costs.within_s(allocation.step)
+        return room.shortage(offer.device_id, path, needed_j, within_s)
+    assert energy is not None, "otherwise nothing limits its energy"
+    return f"too much energy: this round may use {energy.share_j:.0f} of the {energy.left_j:.0f} J that are left"
+
+
+def _is_limited(offer: Offer, allowance: Allowance, stores: EnergyStores | None) -> bool:
+    """Whether a battery or an energy budget of a supply limits a device."""
+    return stores is not None and stores.limits(offer.device_id, allowance.supplies.path(offer.supply))
+
+
+def _without_energy(
+    offers: Sequence[Offer],
+    excluded: Mapping[str, str],
+    allowance: Allowance,
+    headroom: Headroom,
+    epochs: float,
+    stores: EnergyStores,
+) -> dict[str, str]:
+    """The devices that their batteries or the energy budgets of their supplies do not suffice for, with the reasons.
+
+    Raises:
+        EnergySpentError: they suffice for no device, and no time is foreseen when they will.
+    """
+    kept = np.array([offer.device_id not in excluded for offer in offers], dtype=np.bool_)
+    others = [offer for offer in offers if offer.device_id not in excluded]
+    costs = TrainingCosts.of(others, FrontTable.of(others), epochs)
+    room = stores.room(others, headroom.of(kept), allowance.supplies.names)
+    has_step, can_train = np.zeros(len(others), dtype=np.bool_), np.zeros(len(others), dtype=np.bool_)
+    has_step[costs.owner] = True
+    can_train[costs.owner[room.suffices(costs.owner, costs.set_aside_j, costs.longest_s)]] = True
+    found: dict[str, str] = {}
+    is_hopeless = True
+    for k in map(int, np.flatnonzero(has_step & ~can_train)):
+        steps = np.flatnonzero(costs.owner == k)
+        cheapest = steps[np.argmin(costs.set_aside_j[steps])]
+        needed_j, within_s = float(costs.set_aside_j[cheapest]), float(costs.longest_s[cheapest])
+        device_id, path = others[k].device_id, allowance.supplies.path(others[k].supply)
+        found[device_id] = room.shortage(device_id, path, needed_j, within_s)
+        is_hopeless = is_hopeless and room.is_hopeless(device_id, path, needed_j, within_s)
+    if is_hopeless and len(found) == len(others):
+        raise EnergySpentError(f"no device has the energy for a training: {_some_reasons(found)}")
+    return found
+
+
+def _some_reasons(reasons: Mapping[str, str]) -> str:
+    return first_few([f"{device_id}: {reason}" for device_id, reason in reasons.items()], "; ")
 
 
 def _require_usable(offers: Sequence[Offer]) -> None:
@@ -502,7 +587,7 @@ def assignment_at(
         curves: power curves of a training of `epochs` local epochs.
         step: index of the step.
         epochs: local epochs of the device.
-        costs: the energy at the steps; None in a run without an energy budget.
+        costs: the energy at the steps; None if nothing limits the device's energy.
     """
     point = int(curves.point[step])
     return Assignment(

@@ -33,9 +33,9 @@ class Assignment:
         profiled_modes: number of modes that the device has measured with the workload; 0 if the prediction is a prior.
         is_length_assumed: whether the number of minibatches in the device's epoch is unknown, so that its epoch may
             take far longer. The device then has no deadline in this round.
-        idle_w: watts that the device draws while idle; counted only in a run with an energy budget, and 0 in others.
-        longest_s: seconds of training for which a run with an energy budget sets energy aside, after which the training
-            is over; None in other runs.
+        idle_w: watts that the device draws while idle; known only if its energy is limited, and 0 otherwise.
+        longest_s: seconds of training for which energy is set aside, after which the training is over; None if neither
+            the run, nor a supply, nor a battery limits the device's energy.
     """
 
     device_id: str
@@ -55,7 +55,7 @@ class Assignment:
 
     @property
     def set_aside_j(self) -> float:
-        """Joules above idle that are set aside for the training; 0 in a run without an energy budget."""
+        """Joules above idle that are set aside for the training; 0 if nothing limits the device's energy."""
         return 0.0 if self.longest_s is None else max(0.0, self.power_limit_w - self.idle_w) * self.longest_s
 
     def training_s(self, epoch_s: float) -> float:

@@ -118,6 +118,17 @@ def _runs() -> None:
         sa.Column("checksum", _COUNT),
     )
     op.create_table(
+        "counted_energy",
+        sa.Column("plan_id", sa.String(), primary_key=True),
+        sa.Column("holder", sa.String(), primary_key=True),
+        sa.Column("planned_at", _TIME, nullable=False),
+        sa.Column("ends_at", _TIME, nullable=False),
+        sa.Column("set_aside_j", sa.Double(), nullable=False),
+        sa.Column("spent_j", sa.Double(), nullable=False),
+        sa.Column("reported_at", _TIME),
+        sa.Column("checksum", _COUNT),
+    )
+    op.create_table(
         "unplanned_round",
         sa.Column("run_id", sa.String(), primary_key=True),
         sa.Column("number", _COUNT, primary_key=True, autoincrement=False),
@@ -145,6 +156,21 @@ def _operator() -> None:
         sa.Column("supply", sa.String(), primary_key=True),
         sa.Column("watts", sa.Double(), nullable=False),
         sa.Column("until", _TIME),
+        sa.Column("checksum", _COUNT),
+    )
+    op.create_table(
+        "supply_energy_budget",
+        sa.Column("supply", sa.String(), primary_key=True),
+        sa.Column("budget_j", sa.Double(), nullable=False),
+        sa.Column("per", sa.String(), nullable=False),
+        sa.Column("timezone", sa.String(), nullable=False),
+        sa.Column("checksum", _COUNT),
+    )
+    op.create_table(
+        "battery_charge",
+        sa.Column("holder", sa.String(), primary_key=True),
+        sa.Column("share", sa.Double(), nullable=False),
+        sa.Column("measured_at", _TIME, nullable=False),
         sa.Column("checksum", _COUNT),
     )
     op.create_table(

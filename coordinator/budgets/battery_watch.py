@@ -1,0 +1,147 @@
+"""Reads the charges and the harvest of the site file's batteries periodically: by queries, and from files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+
+from coordinator.budgets.prometheus_budget import NameLookups, PrometheusNumber, fetch_number
+from coordinator.budgets.site_file import DEVICE, ChargeFile, SiteBattery
+from coordinator.errors import BudgetSourceError, NoReadingError, UnusableReadingError
+from coordinator.settings import SiteSettings
+from coordinator.state.fleet import Fleet
+from coordinator.state.stores import OF_DEVICE, OF_SUPPLY
+from wattfleet.common.tasks import background_task, stop_tasks
+from wattfleet.core.budgets import Charge, MeasuredHarvest
+from wattfleet.core.errors import ImplausibleError, InvalidInputError
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_FILE = 64
+"""Bytes of a file with a charge that are read."""
+
+_AT_ONCE = 8
+"""Queries and files of one battery's devices that are read at the same time."""
+
+Query = Callable[[PrometheusNumber], Awaitable[tuple[float, datetime]]]
+
+
+class BatteryWatch:
+    """The readings of all batteries, from `start` to `stop`. No error of a source ends the watch."""
+
+    def __init__(
+        self,
+        batteries: Sequence[SiteBattery],
+        fleet: Fleet,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        query: Query | None = None,
+        settings: SiteSettings = SiteSettings(),
+    ) -> None:
+        """Watch batteries.
+
+        Args:
+            batteries: the batteries of the site file.
+            fleet: takes their readings, and knows the devices.
+            sleep: waits for some seconds.
+            query: runs a query once; None for `fetch_number`.
+            settings: the timeout of a query.
+        """
+        self._batteries, self._fleet, self._sleep = batteries, fleet, sleep
+        self._query = query or partial(fetch_number, timeout_s=settings.query_timeout_s, names=NameLookups())
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failing: dict[str, type[BaseException]] = {}
+
+    async def start(self) -> None:
+        """Read all batteries once, and continue in the background."""
+        await asyncio.gather(*(self._read(battery) for battery in self._batteries))
+        for battery in self._batteries:
+            every_s = [each.every_s for each in (battery.charge, battery.harvest) if each is not None]
+            if every_s:
+                what = f"read the battery {battery.placed.name}"
+                self._tasks.append(background_task(what, self._read_forever(battery, min(every_s))))
+
+    async def stop(self) -> None:
+        """End the watch; the newest readings stay."""
+        await stop_tasks(*self._tasks)
+        self._tasks = []
+
+    async def _read_forever(self, battery: SiteBattery, every_s: float) -> None:
+        while True:
+            await self._sleep(every_s)
+            await self._read(battery)
+
+    async def _read(self, battery: SiteBattery) -> None:
+        """Read a supply's battery, or those of all devices that have one of its kind."""
+        if battery.placed.supply:
+            holders = [OF_SUPPLY + battery.placed.supply]
+        else:
+            stores = self._fleet.stores
+            known = sorted(each for each in self._fleet.agents.devices if stores.battery_of(each) is battery.placed)
+            holders = [OF_DEVICE + each for each in known]
+        for k in range(0, len(holders), _AT_ONCE):
+            await asyncio.gather(*(self._read_safely(battery, holder) for holder in holders[k : k + _AT_ONCE]))
+
+    async def _read_safely(self, battery: SiteBattery, holder: str) -> None:
+        try:
+            await self._read_holder(battery, holder)
+        except Exception:
+            # The boundary of the watch: a bug in one battery must not freeze the others.
+            _log.exception("battery of %s: unexpected error", holder)
+
+    async def _read_holder(self, battery: SiteBattery, holder: str) -> None:
+        name, stores = holder.partition("/")[2], self._fleet.stores
+        try:
+            if battery.harvest is not None:
+                query = _for_device(battery.harvest, name)
+                watts, measured_at = await self._query(query)
+                until = measured_at + timedelta(seconds=query.max_age_s)
+                stores.report_harvest(holder, MeasuredHarvest(watts, until))
+            if isinstance(battery.charge, ChargeFile):
+                path = Path(battery.charge.path.replace(DEVICE, name))
+                stores.report_charge(holder, await asyncio.to_thread(charge_in, path))
+            elif battery.charge is not None:
+                percent, measured_at = await self._query(_for_device(battery.charge, name))
+                stores.report_charge(holder, Charge(percent / 100, measured_at))
+        except (BudgetSourceError, ImplausibleError) as error:
+            stores.problems[holder] = str(error)
+            # Once per kind of error: the texts contain figures that differ each time.
+            if type(error) is not self._failing.get(holder):
+                self._failing[holder] = type(error)
+                _log.warning("battery of %s: %s", name, error)
+        else:
+            if self._failing.pop(holder, None):
+                _log.info("battery of %s: it is read again", name)
+
+
+def _for_device(query: PrometheusNumber, name: str) -> PrometheusNumber:
+    return replace(query, query=query.query.replace(DEVICE, name))
+
+
+def charge_in(path: Path) -> Charge:
+    """Read a charge in percent from a file; it is as old as the file's last change.
+
+    Raises:
+        NoReadingError: the file cannot be read.
+        UnusableReadingError: it contains no number of 0 to 100.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LONGEST_FILE)
+            changed_s = os.fstat(file.fileno()).st_mtime
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its name is invalid"
+        raise NoReadingError(f"{path} cannot be read: {reason}") from None
+    try:
+        percent = float(content.decode().strip().removesuffix("%"))
+        return Charge(percent / 100, datetime.fromtimestamp(changed_s, timezone.utc))
+    except InvalidInputError as error:
+        raise UnusableReadingError(f"{path}: {error}") from None
+    except ValueError:
+        text = content.decode("ascii", "replace").strip()
+        raise UnusableReadingError(f"{path} contains {text[:20]!r}: write a charge of 0 to 100 percent") from None

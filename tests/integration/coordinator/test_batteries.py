@@ -1,0 +1,275 @@
+"""Batteries and energy budgets of supplies in a serving coordinator: the site file, the commands, and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.budgets.battery_watch import BatteryWatch, charge_in
+from coordinator.budgets.prometheus_budget import PrometheusNumber, number_of
+from coordinator.budgets.site_file import SiteBattery, read_site_file
+from coordinator.errors import NoReadingError, SourceFailedError, UnusableReadingError
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.served import asked, served_with_shell, status
+from tests.fakes.small_fleet import small_fleet
+from wattfleet.core.budgets import HourlyHarvest, Period, PeriodBudget
+from wattfleet.core.errors import InvalidInputError
+
+WH = 3600.0
+SITE = """
+[supplies.site]
+budget = { watts = 100 }
+"""
+SHED = (
+    SITE
+    + """
+[batteries.shed]
+supply = "site"
+capacity = "1 kWh"
+reserve_percent = 30
+charge = { operator = true }
+harvest = { timezone = "UTC", hourly_w = [0,0,0,0,0,0,5,20,40,60,80,90,90,90,80,60,40,20,5,0,0,0,0,0] }
+"""
+)
+
+
+def with_site(config: CoordinatorSettings, folder: Path, text: str) -> CoordinatorSettings:
+    (folder / "site.toml").write_text(text)
+    return config.with_values(site={"budget_w": None, "file": folder / "site.toml"})
+
+
+def batteries_in(folder: Path, text: str) -> tuple[SiteBattery, ...]:
+    (folder / "site.toml").write_text(text)
+    return read_site_file(folder / "site.toml").batteries
+
+
+# --- Site file --------------------------------------------------------------------------------------------------------
+
+
+def test_a_battery_of_a_supply_is_read_from_the_site_file(tmp_path: Path) -> None:
+    [shed] = batteries_in(tmp_path, SHED)
+    assert (shed.placed.name, shed.placed.supply, shed.placed.source) == ("shed", "site", "operator")
+    battery = shed.placed.battery
+    assert (battery.capacity_j, battery.reserve_j) == (1000 * WH, 300 * WH)
+    assert isinstance(battery.harvest, HourlyHarvest)
+    # With a harvest, a night is kept in hand; what a person states holds for a day.
+    assert (battery.parked_s, battery.max_age_s, battery.decay_s) == (24 * 3600, 24 * 3600, 4 * 3600)
+
+
+def test_batteries_of_devices_may_be_read_by_a_query_each(tmp_path: Path) -> None:
+    text = (
+        SITE
+        + """
+[batteries.boards]
+devices = ["pi-*"]
+capacity = "74 Wh"
+charge = { query = "soc{board='$device'}", url = "http://127.0.0.1:9090" }
+"""
+    )
+    [boards] = batteries_in(tmp_path, text)
+    assert boards.placed.devices == ("pi-*",)
+    assert boards.charge == PrometheusNumber(
+        "http://127.0.0.1:9090", "soc{board='$device'}", 60.0, 900.0, "percent", 100.0
+    )
+    assert boards.placed.battery.parked_s == 0, "without a harvest, no night is waited for"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (('capacity = "1 kWh"', 'capacity = "1 kg"'), "batteries.shed: capacity: '1 kg' is not an energy"),
+        (('capacity = "1 kWh"', 'capacity = "-1 kWh"'), "capacity must be finite and above 0 J"),
+        (("reserve_percent = 30", "reserve_percent = 120"), "the reserve of a battery must be 0 to 99 %, not 120 %"),
+        (("hourly_w = [0,", "hourly_w = ["), "a harvest by hour has 24 numbers of watts, not 23"),
+        (("hourly_w = [0,", "hourly_w = [-1,"), "the watts of a harvest must be finite and 0 W or more, not -1"),
+        (('timezone = "UTC"', 'timezone = "Mars"'), "unknown time zone 'Mars'"),
+        (("operator = true", "agent = true"), "the charge of a supply's battery cannot come from an agent"),
+        (("{ operator = true }", "{}"), "batteries.shed.charge: must have exactly one of the keys query, file, agent"),
+        (("{ operator = true }", "{ file = 'a', every = 3 }"), "unknown key 'every' in [batteries.shed.charge]"),
+        (('supply = "site"', 'supply = "roof"'), "unknown supply 'roof': use one of site"),
+        (('supply = "site"', ""), "give either supply or devices"),
+        (('supply = "site"', 'suply = "site"'), "unknown key 'suply' in [batteries.shed]; did you mean 'supply'?"),
+    ],
+)
+def test_a_battery_that_cannot_be_used_is_refused(tmp_path: Path, change: tuple[str, str], why: str) -> None:
+    assert change[0] in SHED
+    with pytest.raises(InvalidInputError) as error:
+        batteries_in(tmp_path, SHED.replace(*change))
+    assert why in str(error.value)
+
+
+def test_a_supply_has_one_battery(tmp_path: Path) -> None:
+    again = SHED.replace(SITE, "").replace("[batteries.shed]", "[batteries.barn]")
+    with pytest.raises(InvalidInputError, match="batteries.barn: site already has the battery shed"):
+        batteries_in(tmp_path, SHED + again)
+
+
+def test_a_harvest_may_be_a_table_of_dated_rows(tmp_path: Path) -> None:
+    (tmp_path / "sun.csv").write_text("from,watts\n2026-06-01T06:00Z,7\n2026-06-01T18:00Z,0\n")
+    text = SHED[: SHED.index("harvest")] + 'harvest = { csv = "sun.csv" }\n'
+    [shed] = batteries_in(tmp_path, text)
+    assert shed.placed.battery.harvest.watts(datetime(2026, 6, 1, 7, tzinfo=timezone.utc)) == 7.0
+    (tmp_path / "sun.csv").write_text("from,watts\n2026-06-01T06:00Z,much\n")
+    with pytest.raises(InvalidInputError, match=r"sun.csv: line 2: 'much' is not a number of watts"):
+        batteries_in(tmp_path, text)
+
+
+# --- Readings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["140", "-1", "nan", "inf", "full", "", "\xff"])
+def test_a_file_with_an_impossible_charge_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "soc").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UnusableReadingError):
+        charge_in(tmp_path / "soc")
+
+
+def test_a_charge_is_as_old_as_its_file(tmp_path: Path) -> None:
+    (tmp_path / "soc").write_text("62.5 %\n")
+    os.utime(tmp_path / "soc", (1_780_000_000, 1_780_000_000))
+    charge = charge_in(tmp_path / "soc")
+    assert (charge.share, charge.measured_at.timestamp()) == (0.625, 1_780_000_000)
+    with pytest.raises(NoReadingError, match="cannot be read: No such file"):
+        charge_in(tmp_path / "missing")
+
+
+def test_a_query_that_returns_140_percent_is_refused() -> None:
+    answer = b'{"status":"success","data":{"resultType":"scalar","result":[1780000000,"140"]}}'
+    query = PrometheusNumber("http://127.0.0.1:9090", "soc", 60.0, 900.0, "percent", 100.0)
+    with pytest.raises(UnusableReadingError, match="percent must be finite and not negative and at most 100"):
+        number_of(answer, query, datetime.fromtimestamp(1_780_000_000, timezone.utc))
+
+
+async def test_a_query_that_stops_answering_leaves_a_battery_emptier_by_the_hour(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = (
+        SITE
+        + """
+[batteries.boards]
+devices = ["*"]
+capacity = "100 Wh"
+charge = { query = "soc{board='$device'}", url = "http://127.0.0.1:9090", every_s = 60 }
+max_age_s = 3600
+"""
+    )
+    date = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
+    sites = batteries_in(tmp_path, text)
+    fleet = small_fleet(now=lambda: date, batteries=[each.placed for each in sites])
+    queries: list[str] = []
+
+    async def answer(query: PrometheusNumber) -> tuple[float, datetime]:
+        queries.append(query.query)
+        if len(queries) > len(fleet.agents.devices):
+            raise SourceFailedError("http://127.0.0.1:9090 does not answer")
+        return 100.0, date
+
+    passed = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        if passed.is_set():
+            await asyncio.Event().wait()
+        passed.set()
+
+    watch = BatteryWatch(sites, fleet, sleep, answer)
+    await watch.start()
+    try:
+        assert sorted(queries) == ["soc{board='nano'}", "soc{board='orin'}"]
+        energies = []
+        for hours in (0.0, 1.0, 3.0, 5.1):
+            date = datetime(2026, 6, 1, 12, tzinfo=timezone.utc) + timedelta(hours=hours)
+            energies.append({each.holder: each.level.energy_j / WH for each in fleet.battery_states()}["device/nano"])
+        # It idles at 3 W. After the first hour, a quarter of what is left goes with each further hour.
+        assert energies == pytest.approx([100, 97, 91 / 2, 0], rel=0.01)
+        while "does not answer" not in fleet.stores.problems.get("device/nano", ""):
+            await asyncio.sleep(0.01)
+        assert "too old" in fleet.battery_states()[0].problem
+        assert "does not answer" in fleet.battery_states()[0].problem
+        assert caplog.text.count("battery of nano: http://127.0.0.1:9090 does not answer") == 1
+    finally:
+        await watch.stop()
+
+
+# --- Commands ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_charge_of_a_battery_is_stated_and_shown_by_command(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    config = with_site(config, tmp_path, SHED)
+    async with served_with_shell(config) as (client, shell):
+        await client.two_ready()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.plan()
+        assert "the battery of site (its charge is unknown, so it counts as empty)" in status(refused)[1]
+        shown = (await shell("battery", "show", columns=100)).stdout
+        assert "site: its charge is unknown, so it counts as empty" in shown
+        assert "80 %" in (await shell("battery", "set", "site", "80")).stdout.replace("80%", "80 %")
+        assert (await client.plan()).assignments
+    async with served_with_shell(config) as (client, shell):
+        [shed] = await asked(shell, "battery", "show")
+        assert (shed["name"], shed["of_device"], shed["measured_share"]) == ("site", False, 0.8)
+        assert shed["energy_j"] < 800 * WH, "what is set aside for the round survives the restart"
+        assert shed["reserve_j"] == 300 * WH
+
+
+async def test_an_energy_budget_is_set_shown_and_removed_by_command(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    async with served_with_shell(with_site(config, tmp_path, SITE)) as (client, shell):
+        await client.two_ready()
+        answer = (await shell("budget", "set", "site", "5kWh", "--per", "day", "--timezone", "Europe/Berlin")).stdout
+        assert "18.00 MJ left of 18.00 MJ per day (Europe/Berlin)" in answer
+        plan = await client.plan()
+        assert all(each.HasField("longest_s") for each in plan.assignments)
+        [site] = await asked(shell, "budget", "show")
+        assert (site["energy_budget_j"], site["energy_per"], site["energy_spent_j"]) == (18e6, "day", 0.0)
+        assert site["energy_set_aside_j"] > 0
+        assert site["watts"] == 100.0, "an energy budget leaves the watts as they are"
+    async with served_with_shell(with_site(config, tmp_path, SITE)) as (client, shell):
+        [after] = await asked(shell, "budget", "show")
+        same = ("energy_budget_j", "energy_set_aside_j", "energy_timezone", "energy_until")
+        assert [after[key] for key in same] == [site[key] for key in same]
+        assert "set aside" in (await shell("budget", "show", columns=100)).stdout
+        assert (await shell("budget", "clear", "site", "--energy")).stdout == "site: no energy budget\n"
+        [none] = await asked(shell, "budget", "show")
+        assert none["energy_budget_j"] is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        ({"energy_j": -1.0, "per": "day"}, "an energy budget must be finite and above 0 J"),
+        ({"energy_j": float("inf"), "per": "day"}, "an energy budget must be finite and above 0 J"),
+        ({"energy_j": float("nan"), "per": "day"}, "an energy budget must be finite and above 0 J"),
+        ({"energy_j": 1.0, "per": "year"}, "an energy budget is per day, week, month, not 'year'"),
+        ({"energy_j": 1.0, "per": "day", "timezone": "Mars"}, "unknown time zone 'Mars'"),
+        ({"energy_j": 1.0, "per": "day", "watts": 3.0}, "set either"),
+        ({"watts": 3.0, "per": "day"}, "only an energy budget has a period"),
+    ],
+)
+async def test_an_energy_budget_that_cannot_be_used_is_refused(
+    config: CoordinatorSettings, request_: dict[str, Any], why: str
+) -> None:
+    from wattfleet_proto.v1 import operator_pb2
+
+    async with served_with_shell(config) as (client, _):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.operator.SetBudget(operator_pb2.SetBudgetRequest(supply="site", **request_))
+        assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert why in status(refused)[1]
+
+
+async def test_two_budgets_of_a_supply_replace_each_other(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (_, shell):
+        await shell("budget", "set", "site", "5kWh", "--per", "day")
+        await shell("budget", "set", "site", "20kWh", "--per", "week")
+        [site] = await asked(shell, "budget", "show")
+        budget = PeriodBudget(20 * 3.6e6, Period.WEEK)
+        assert (site["energy_budget_j"], site["energy_per"]) == (budget.budget_j, budget.per.value)
