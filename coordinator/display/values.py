@@ -584,6 +584,9 @@ def run_energy(rounds: Iterable[view_pb2.RoundView]) -> RunEnergy:
         month = _month(view.planned_unix_s) if view.HasField("planned_unix_s") else UNKNOWN
         for part in [] if view.unplanned else round_parts(view, plan_from_message(view.plan)):
             joules = _observed(part)["training_j"]
+            if joules is not None and part.result is not None and 0 < part.result.share < 1:
+                # What was observed is per epoch: a training that was ended in between drew for its share of them.
+                joules *= part.result.share
             key = month, part.first.device_id
             before_j, observed, trainings = found.get(key, (0.0, 0, 0))
             found[key] = before_j + (joules or 0.0), observed + (joules is not None), trainings + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any, cast
 
 import pytest
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from coordinator.cli.options import Viewport
-from coordinator.display.values import trainings_words
+from coordinator.display.values import run_energy, trainings_words
 from coordinator.display.words import (
     RunNames,
     granted,
@@ -32,7 +32,9 @@ from coordinator.page.plots import Timeline, round_log_values, round_values
 from coordinator.page.queries import Queries
 from coordinator.page.snapshots import RunCosts
 from wattfleet.common.console import duration_text, keyboard
-from wattfleet_proto.v1 import view_pb2
+from wattfleet.core.modes import PowerMode
+from wattfleet_proto.convert import mode_to_message
+from wattfleet_proto.v1 import planning_pb2, view_pb2
 
 # --- Words about devices ----------------------------------------------------------------------------------------------
 # The text that describes a device in lists, and the order of these lists.
@@ -339,3 +341,19 @@ def test_keys_of_a_terminal_have_names_and_others_are_ignored(monkeypatch: pytes
             os.write(user, b"x")
             assert wait_for_key(0.2) is None
     os.close(user)
+
+
+def test_a_training_that_was_ended_in_between_counts_for_its_share() -> None:
+    outcomes: dict[str, dict[str, Any]] = {"whole": {"share": 1.0}, "half": {"share": 0.5}, "lost": {"failure": "gone"}}
+    mode = mode_to_message(PowerMode(4, 1, 1, 1))
+    view = view_pb2.RoundView(
+        planned_unix_s=datetime(2026, 11, 29, tzinfo=timezone.utc).timestamp(),
+        plan=planning_pb2.PlanRoundResponse(
+            assignments=[planning_pb2.Assignment(device_id=name, mode=mode, epochs=2.0) for name in outcomes]
+        ),
+        observations=[view_pb2.DeviceObservation(device_id=name, epoch_s=10.0, power_w=20.0) for name in outcomes],
+        results=[planning_pb2.DeviceResult(device_id=name, **outcome) for name, outcome in outcomes.items()],
+    )
+    found = {device_id: joules for (_, device_id), (joules, _, _) in run_energy([view]).items()}
+    # A training whose reply was lost was observed to its end.
+    assert found == {"whole": 400.0, "half": 200.0, "lost": 400.0}

@@ -199,6 +199,19 @@ def test_a_predicted_training_keeps_its_joules_with_the_stated_probability() -> 
     assert (drawn_j <= known.safe_energy_j(0.95)[0]).mean() >= 0.95, "a log-normal tail is longer than the true one"
 
 
+@pytest.mark.parametrize("idle_mw", [10e3, 10.5e3, 9_999.999])
+def test_a_mode_near_idle_power_has_a_bound_on_its_joules(idle_mw: float) -> None:
+    modes = np.column_stack([[1], *np.full((3, 1), 1e9)])
+    prediction = Prediction(*(np.array([value]) for value in (100.0, 10e3, 0.05, 0.1)))
+    known = KnownTrainings(KnownModes.of(modes, prediction), np.array([1000.0]), np.zeros(1), idle_mw)
+    rng = np.random.default_rng(0)
+    drawn_s = 100 * np.exp(rng.normal(0, 0.05, 100_000))
+    drawn_j = np.maximum(10 * np.exp(rng.normal(0, 0.1, 100_000)) - idle_mw / 1e3, 0) * drawn_s
+    (safe_j,) = known.safe_energy_j(0.9)
+    assert (drawn_j <= safe_j).mean() >= 0.9
+    assert safe_j < 250
+
+
 # --- Front ------------------------------------------------------------------------------------------------------------
 # Fronts compared with the definition of Pareto optimality.
 

@@ -28,6 +28,7 @@ TIE = 0.006
 # Margin in standard deviations above which a mode counts as certain to keep a budget.
 _CERTAIN_MARGIN = 6.0
 _MIN_SD = 1e-9
+_LARGEST_LOG = 700.0
 
 
 class InfeasibleDeadlineError(InvalidInputError):
@@ -343,7 +344,12 @@ class KnownTrainings:
         """`[n]` joules that each training does not exceed with a probability, if time and power err independently."""
         above_mw = np.maximum(self.known.power_mw - self.idle_mw, 1e-9)
         power_sd = self.known.power_log_sd * self.known.power_mw / above_mw
-        return np.asarray(self.energy_j * np.exp(_deviations(probability) * np.hypot(self.known.time_log_sd, power_sd)))
+        safe_log = np.minimum(_deviations(probability) * np.hypot(self.known.time_log_sd, power_sd), _LARGEST_LOG)
+        # Near idle power, the logarithm of what is drawn above it has hardly a bound, but power and time each have one.
+        safe_mw = np.maximum(self.known.safe_power_mw(probability) - self.idle_mw, 0.0)
+        safe_j = self.safe_time_s(probability) * safe_mw / 1e3
+        energy_j = self.energy_j
+        return np.where(energy_j > 0, np.minimum(energy_j * np.exp(safe_log), safe_j), safe_j)
 
     def front(self) -> NDArray[np.intp]:
         """`[k]` indices of the trainings that no other one beats in both time and energy, the fastest first."""
