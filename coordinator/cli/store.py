@@ -106,7 +106,7 @@ def restore(
 
     What was closed since the backup stays closed, as far as the replaced store can be read: revoked certificates, used
     and cancelled invites, forgotten and drained devices, and budgets that were lowered or whose overrides were cleared.
-    Runs that are newer than the backup end.
+    What rounds have drawn counts for energy budgets and batteries. Runs that are newer than the backup end.
     """
     from coordinator.store.restoring import Restoration
 
@@ -157,12 +157,15 @@ def _print_carried(carried: CarriedOver) -> None:
         ("devices that stay drained", carried.drained),
         ("supplies that keep a newer or lower budget", sorted(carried.budgets)),
         ("supplies whose override stays cleared", sorted(carried.cleared)),
+        ("supplies that keep a newer or lower energy budget", sorted(carried.energy_budgets)),
         ("runs that have ended", carried.ended),
     ):
         if found:
             print_line(f"{what}: {first_few(found)}")
     if carried.issued:
         print(f"certificates that are newer than the backup, and stay known: {carried.issued:,}")
+    if carried.counted_rounds:
+        print(f"rounds whose energy still counts for budgets and batteries: {carried.counted_rounds:,}")
     if carried.closed_invites:
         print(f"invites that are closed: {carried.closed_invites:,}")
 

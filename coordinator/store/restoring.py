@@ -26,12 +26,14 @@ from coordinator.settings import StoreSettings
 from coordinator.state.identities import FORGOTTEN, MAX_AUDIT_ENTRIES, Identities
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, InviteRecord
 from coordinator.state.records import (
+    BatteryCharge,
     DeviceOverrides,
     ForgottenDevice,
     GrantLifetime,
     RoundRecord,
     RunRecord,
     StoredRecord,
+    SupplyEnergyBudget,
     SupplyOverride,
 )
 from coordinator.store import checksums, tables
@@ -92,6 +94,8 @@ class CarriedOver:
         drained: devices that were drained since.
         budgets: supplies whose overrides are lower than in the backup, end at another time, or are new.
         cleared: supplies whose overrides were cleared since.
+        energy_budgets: supplies whose energy budgets are lower than in the backup, for another period, or new.
+        counted_rounds: how many rounds have drawn since what counts for energy budgets and batteries.
         ended: runs that are newer than the backup, or have ended since.
         unaccounted: certificates that are valid in the backup, of which the replaced store knows nothing. They may have
             been revoked.
@@ -105,6 +109,8 @@ class CarriedOver:
     drained: list[str] = field(default_factory=list)
     budgets: list[str] = field(default_factory=list)
     cleared: list[str] = field(default_factory=list)
+    energy_budgets: list[str] = field(default_factory=list)
+    counted_rounds: int = 0
     ended: list[str] = field(default_factory=list)
     unaccounted: list[CertificateRecord] = field(default_factory=list)
 
@@ -138,6 +144,7 @@ def carried_over(
     _carry_identities(found, backup, former, now, revoke)
     if former is not None and former.state is not None and backup.state is not None:
         _carry_operator(found, backup, backup.state, former, former.state)
+        _carry_energy(found, backup.state, former.state)
         _carry_runs(found, backup.state, former.state, has_round)
     return found
 
@@ -215,6 +222,28 @@ def _carry_operator(found: CarriedOver, backup: Known, before: StoredState, form
         if each.device_id in were_forgotten and each.device_id not in known_since
     )
     found.records += [ForgottenDevice(each) for each in found.forgotten]
+
+
+def _carry_energy(found: CarriedOver, backup: StoredState, former: StoredState) -> None:
+    """Carry over what has been drawn, the newest stated charges, and energy budgets unless they were raised.
+
+    A budget that was removed since is that of the backup again: what has been drawn counts, with or without it.
+    """
+    for supply, since in former.energy_budgets.items():
+        known = backup.energy_budgets.get(supply)
+        kept = since
+        if known is not None and (known.per, known.timezone) == (since.per, since.timezone):
+            kept = replace(since, budget_j=min(since.budget_j, known.budget_j))
+        if kept != known:
+            found.energy_budgets.append(supply)
+            found.records.append(SupplyEnergyBudget(supply, kept))
+    drawn = set(former.counted) - set(backup.counted)
+    found.counted_rounds = len({each.plan_id for each in drawn})
+    found.records += sorted(drawn, key=lambda each: (each.planned_at, each.plan_id, each.holder))
+    for holder, charge in former.charges.items():
+        of_backup = backup.charges.get(holder)
+        if of_backup is None or of_backup.measured_at < charge.measured_at:
+            found.records.append(BatteryCharge(holder, charge.share, charge.measured_at))
 
 
 def _carry_runs(found: CarriedOver, backup: StoredState, former: StoredState, has_round: Callable[[str], bool]) -> None:

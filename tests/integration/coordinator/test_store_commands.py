@@ -25,11 +25,14 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.state.identities import FORGOTTEN
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, InviteRecord
 from coordinator.state.records import (
+    BatteryCharge,
+    CountedEnergy,
     DeviceOverrides,
     ForgottenDevice,
     GrantLifetime,
     NodeRecord,
     RunRecord,
+    SupplyEnergyBudget,
     SupplyOverride,
 )
 from coordinator.store import checksums
@@ -52,7 +55,7 @@ from wattfleet.common import cli
 from wattfleet.common.clock import utc_now
 from wattfleet.common.identity.joining import Applicant, join
 from wattfleet.common.identity.peers import Peer, Role
-from wattfleet.core.budgets import Override
+from wattfleet.core.budgets import Charge, Override, Period, PeriodBudget
 from wattfleet.core.errors import WattfleetError
 from wattfleet_proto.v1 import identity_pb2, identity_pb2_grpc
 
@@ -308,7 +311,7 @@ def test_a_full_backup_disk_is_told_and_leaves_nothing(path: Path, small_disk: P
 # A restored backup does not reopen what was closed since it was made.
 
 DAY = timedelta(days=1)
-SOON = utc_now() + DAY
+SOON, BEFORE = utc_now() + DAY, utc_now() - DAY
 RUNNING, ENDED_SINCE, NEWER = "running", "ended since", "newer"
 
 
@@ -338,9 +341,26 @@ DEVICES = ("kept", "gone", "worn")
 BACKED_UP = {name: certificate(name) for name in DEVICES} | {"bob": certificate("bob", Role.OPERATOR)}
 
 
+def counted(plan_id: str, set_aside_j: float, spent_j: float) -> CountedEnergy:
+    return CountedEnergy(plan_id, "supply/roof", BEFORE, SOON, set_aside_j, spent_j)
+
+
+def per_day(joules: float) -> PeriodBudget:
+    return PeriodBudget(joules, Period.DAY)
+
+
+PER_WEEK = PeriodBudget(9000.0, Period.WEEK)
+
+
 def save_before(to: Store) -> None:
     """Store what a backup contains."""
     to.save(
+        SupplyEnergyBudget("lower since", per_day(500.0)),
+        SupplyEnergyBudget("higher since", per_day(400.0)),
+        SupplyEnergyBudget("weekly since", per_day(300.0)),
+        SupplyEnergyBudget("cleared since", per_day(200.0)),
+        *(BatteryCharge("supply/roof", 0.9, BEFORE), BatteryCharge("device/worn", 0.5, SOON)),
+        *(counted("reported since", 70.0, 0.0), counted("as before", 0.0, 30.0)),
         *(dataclasses.replace(BLANK, device_id=name) for name in DEVICES),
         NodeRecord(5, "gone"),
         *BACKED_UP.values(),
@@ -360,6 +380,13 @@ def save_before(to: Store) -> None:
 def save_since(to: Store) -> None:
     """Store what has changed since the backup."""
     to.save(
+        SupplyEnergyBudget("lower since", per_day(100.0)),
+        SupplyEnergyBudget("higher since", per_day(600.0)),
+        SupplyEnergyBudget("weekly since", PER_WEEK),
+        SupplyEnergyBudget("cleared since", None),
+        SupplyEnergyBudget("new", per_day(800.0)),
+        *(BatteryCharge("supply/roof", 0.3, SOON), BatteryCharge("device/worn", 0.6, BEFORE)),
+        *(counted("reported since", 0.0, 65.0), counted("planned since", 40.0, 0.0)),
         *(revoked(BACKED_UP["bob"]), revoked(BACKED_UP["gone"], FORGOTTEN), ForgottenDevice("gone")),
         *(certificate("later"), revoked(certificate("later and revoked"))),
         *(invite("used up", 0), invite("used once", 1), invite("new")),
@@ -400,6 +427,19 @@ def require_closed(kept: Store) -> None:
         "as before": Override(50.0, SOON),
         "new": Override(20.0, None),
     }, "never above what the replaced store had"
+    assert state.energy_budgets == {
+        "lower since": per_day(100.0),
+        "higher since": per_day(400.0),
+        "weekly since": PER_WEEK,
+        "cleared since": per_day(200.0),
+        "new": per_day(800.0),
+    }
+    assert state.charges == {"supply/roof": Charge(0.3, SOON), "device/worn": Charge(0.5, SOON)}, "the newest"
+    assert {each.plan_id: (each.set_aside_j, each.spent_j) for each in state.counted} == {
+        "reported since": (0.0, 65.0),
+        "as before": (0.0, 30.0),
+        "planned since": (40.0, 0.0),
+    }
     runs = {each.run_id: (each.finished, each.error) for each in state.runs}
     assert runs == {RUNNING: (False, ""), ENDED_SINCE: (True, "no luck"), NEWER: (True, ENDED)}
     assert [each.plan_id for each in state.rounds] == [f"{NEWER}/2", f"{RUNNING}/7"], "these may still draw watts"
@@ -431,6 +471,8 @@ def test_what_was_closed_since_a_backup_stays_closed(backed_up: Path) -> None:
     changed = "supplies that keep a newer or lower budget: higher since, longer since, lower since, new, sooner since\n"
     assert changed in out
     assert "supplies whose override stays cleared: cleared since\n" in out
+    assert "supplies that keep a newer or lower energy budget: lower since, new, weekly since\n" in out
+    assert "rounds whose energy still counts for budgets and batteries: 2\n" in out
     assert f"runs that have ended: {ENDED_SINCE}, {NEWER}\n" in out
     assert "invites that are closed: 1\n" in out
     assert {each.name for each in backed_up.parent.iterdir()} == {
