@@ -12,6 +12,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 import reference_models
+from coordinator.budgets.battery_watch import charge_in
 from coordinator.budgets.prometheus_budget import PrometheusBudget, reading_of
 from coordinator.budgets.site_file import read_site_file
 from coordinator.settings import CoordinatorSettings
@@ -86,7 +87,11 @@ def formats(profiled: Path, board: Device, folder: Path) -> dict[str, Format]:
         path for path in only_workload(profiled).iterdir() if path.is_dir() and (path / "manifest.json").exists()
     )
     return {
-        "site file": Format({"site.toml": _SITE, "plan.csv": _PLAN}, lambda at: read_site_file(at / "site.toml")),
+        "site file": Format(
+            {"site.toml": _SITE, "plan.csv": _PLAN, "harvest.csv": _HARVEST},
+            lambda at: read_site_file(at / "site.toml"),
+        ),
+        "charge of a battery": Format({"charge": b"81.5 %\n"}, lambda at: charge_in(at / "charge")),
         "coordinator settings": Format(
             {"coordinator.toml": _COORDINATOR},
             lambda at: load(CoordinatorSettings, at / "coordinator.toml"),
@@ -210,6 +215,34 @@ devices = ["xavier-[12]"]
 parent = "site"
 budget = { csv = "plan.csv", fallback_w = 50 }
 
+[batteries.boards]
+devices = ["orin-*"]
+capacity = "74 Wh"
+reserve_percent = 25
+charge = { agent = true }
+harvest = { timezone = "Europe/Berlin", hourly_w = [0,0,0,0,0,0,1,2,4,6,7,8,8,8,7,6,4,2,1,0,0,0,0,0] }
+
+[batteries.roof]
+supply = "site"
+capacity = "2 kWh"
+charge = { query = "soc_percent", url = "http://127.0.0.1:9090", every_s = 60 }
+harvest = { csv = "harvest.csv" }
+self_discharge_percent_per_day = 0.1
+parked_h = 12
+max_age_s = 900
+decay_h = 4
+
+[batteries.shed]
+supply = "rack-2"
+capacity = "500 kJ"
+charge = { file = "charge/$device" }
+harvest = { query = "pv_watts", url = "http://127.0.0.1:9090", max_age_s = 1800 }
+
+[batteries.hand]
+devices = ["xavier-[12]"]
+capacity = "100 Wh"
+charge = { operator = true }
+
 [devices.orin-3]
 limit_w = 20
 tags = ["lab", "solar"]
@@ -218,6 +251,11 @@ _PLAN = b"""\
 from,until,watts
 2026-06-01T06:00+02:00,,200
 2026-06-01T18:00+02:00,2026-06-01T22:00+02:00,80
+"""
+_HARVEST = b"""\
+from,watts
+2026-06-01T06:00+02:00,20
+2026-06-01T12:00+02:00,80.5
 """
 _COORDINATOR = b"""\
 [server]

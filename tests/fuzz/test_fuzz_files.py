@@ -23,6 +23,7 @@ FORMATS = (
     "knob backup", "outbox", "welcome", "session status", "installation", "reference", "predictor of the agent",
     "nvpmodel.conf", "Prometheus answer", "journal of proxy runs", "store", "address of metrics",
     "revoked certificates", "description of a board", "idle power",
+    "charge of a battery",
 )  # fmt: skip
 
 
