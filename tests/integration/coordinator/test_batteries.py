@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import urllib.request
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from coordinator.budgets.prometheus_budget import PrometheusNumber, number_of
 from coordinator.budgets.site_file import SiteBattery, read_site_file
 from coordinator.errors import NoReadingError, SourceFailedError, UnusableReadingError
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.served import asked, served_with_shell, status
+from tests.fakes.served import Client, asked, served_with_shell, status
 from tests.fakes.small_fleet import small_fleet
 from wattfleet.core.budgets import HourlyHarvest, Period, PeriodBudget
 from wattfleet.core.errors import InvalidInputError
@@ -273,3 +275,43 @@ async def test_two_budgets_of_a_supply_replace_each_other(config: CoordinatorSet
         [site] = await asked(shell, "budget", "show")
         budget = PeriodBudget(20 * 3.6e6, Period.WEEK)
         assert (site["energy_budget_j"], site["energy_per"]) == (budget.budget_j, budget.per.value)
+
+
+# --- Page -------------------------------------------------------------------------------------------------------------
+
+
+async def live_text(client: Client, part: str) -> str:
+    """The text of a part of the page that updates replace; attributes and whitespace aside."""
+
+    def read() -> str:
+        with urllib.request.urlopen(f"http://{client.bound.http_address}/", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    [content] = re.findall(rf'<div id="{part}" data-live>(.*?)\n</div>', await asyncio.to_thread(read), re.DOTALL)
+    return " ".join(re.sub("<[^>]*>", " ", content).split())
+
+
+async def shown(client: Client, part: str, text: str) -> bool:
+    """Whether the page soon shows a text: it shows the newest of its snapshots."""
+    async with asyncio.timeout(30):
+        while text not in await live_text(client, part):
+            await asyncio.sleep(0.2)
+    return True
+
+
+async def test_the_page_shows_batteries_and_energy_budgets_as_they_change(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    async with served_with_shell(with_site(config, tmp_path, SHED)) as (client, shell):
+        await client.two_ready()
+        assert await shown(client, "batteries", "site 0 % 0 J 1.08 MJ 0 J operator its charge is unknown")
+        await shell("battery", "set", "site", "80")
+        await shell("budget", "set", "site", "5kWh", "--per", "day")
+        assert await shown(client, "batteries", "site 80 % 2.88 MJ 1.08 MJ")
+        assert "unknown" not in await live_text(client, "batteries")
+        assert await shown(client, "supplies", "18.00 MJ left of 18.00 MJ per day (UTC)")
+
+
+async def test_a_fleet_without_batteries_has_no_table_of_them(config: CoordinatorSettings) -> None:
+    async with served_with_shell(config) as (client, _):
+        assert await live_text(client, "batteries") == ""
