@@ -106,15 +106,15 @@ def simulate(
         int, typer.Option(help="Run this many federated rounds of each app. Default: 3.", show_default=False)
     ] = 3,
     site_budget_w: Annotated[
-        float,
+        float | None,
         typer.Option(
             help="Limit the whole fleet to this many watts, including idle devices; 12kW is 12000. Default: 70, too few"
-            " for the default fleet's fast boards to train together at their highest clocks.",
+            " for the default fleet's fast boards to train together at their highest clocks; with --sun, no limit.",
             show_default=False,
             parser=_watts,
             metavar="WATTS",
         ),
-    ] = 70.0,
+    ] = None,
     energy_budget: Annotated[
         str | None,
         typer.Option(
@@ -201,6 +201,18 @@ def simulate(
     Runs federated rounds on this machine under one power budget. Only the boards are simulated.
     """
     if sun is not None:
+        unused = {
+            "--app": app_,
+            "--device-csv": device_csv,
+            "--duty": duty,
+            "--own-epochs": own_epochs,
+            "--energy-budget": energy_budget,
+            "--metrics-port": metrics_port,
+        }
+        if wrong := [option for option, value in unused.items() if value]:
+            raise InvalidInputError(
+                f"--sun simulates boards without an app, and takes no {', '.join(wrong)}: leave it out"
+            )
         from coordinator.references.published import open_reference
         from wattfleet.core.budgets import joules_of
         from wattfleet.core.planning.policies import policy_named
@@ -218,6 +230,7 @@ def simulate(
         chosen = policy_named(policy, count=clients, seed=seed, deadline_s=deadline_s)
         simulate_sun(settings, sun, chosen, open_reference(reference).artefact, json_)
         return
+    limit_w = 70.0 if site_budget_w is None else site_budget_w
     if folders := [text for text in app_ or () if _is_folder(text)]:
         refused = {
             "a second --app": len(app_ or ()) > 1,
@@ -238,7 +251,7 @@ def simulate(
             kinds=devices,
             rounds=rounds,
             run_config=run_config,
-            site_budget_w=site_budget_w,
+            site_budget_w=limit_w,
             modes=modes,
             policy=policy,
             clients=clients,
@@ -265,7 +278,7 @@ def simulate(
         csv_files=device_csv or [],
         apps=[apps_named(text) for text in app_] if app_ else DEFAULT_APPS,
         rounds=rounds,
-        site_budget_w=site_budget_w,
+        site_budget_w=limit_w,
         profile_modes=modes,
         policy=policy,
         clients=clients,

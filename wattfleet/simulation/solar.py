@@ -22,7 +22,8 @@ from coordinator.errors import NoDevicesError
 from coordinator.state.stores import PlacedBattery
 from edge_agent.devices.virtual.virtual_board import WorkSpan
 from wattfleet.common.console import count_of, energy_text
-from wattfleet.core.budgets import Battery, DatedHarvest
+from wattfleet.core.budgets import Battery, DatedHarvest, require_watts
+from wattfleet.core.choosing import MAX_POWER_W
 from wattfleet.core.errors import EnergySpentError, InvalidInputError, NoCandidatesError
 from wattfleet.core.modes import Workload
 from wattfleet.core.planning.policies import Policy
@@ -129,7 +130,7 @@ class SolarSettings:
         reserve_share: share of it that no training may touch.
         harvest_share: share of the clear sky that plans count on.
         every_s: seconds from one round to the next.
-        site_budget_w: watts for the whole fleet.
+        site_budget_w: watts for the whole fleet; None for no limit, since each board has a panel of its own.
         minibatches: in an epoch; each board trains one epoch in a round.
         seed: seed of boards, their batteries' first charges and the gauges' failures.
         knows_batteries: whether the coordinator knows of the batteries; otherwise it plans as without any.
@@ -145,7 +146,7 @@ class SolarSettings:
     reserve_share: float = 0.2
     harvest_share: float = 0.3
     every_s: float = 1800.0
-    site_budget_w: float = 1e5
+    site_budget_w: float | None = None
     minibatches: int = 2000
     seed: int = 0
     knows_batteries: bool = True
@@ -155,6 +156,8 @@ class SolarSettings:
             raise InvalidInputError(f"--days must be 1 to 365, not {self.days}")
         if not (math.isfinite(self.panel_w) and self.panel_w >= 0):
             raise InvalidInputError(f"--panel-w must be finite and 0 or more, not {self.panel_w:g}")
+        if self.site_budget_w is not None:
+            require_watts("--site-budget-w", self.site_budget_w)
 
 
 @dataclass
@@ -290,8 +293,9 @@ def simulate_solar(
     battery = Battery(settings.battery_j, settings.reserve_share, forecast, parked_s=24 * _HOUR_S)
     placed = PlacedBattery("boards", battery, "agent", devices=("*",))
     batteries = [placed] if settings.knows_batteries else []
+    budget_w = MAX_POWER_W * len(devices) if settings.site_budget_w is None else settings.site_budget_w
     planner = _SolarPlanner(
-        devices, settings.seed, policy, settings.site_budget_w, reference, 20, batteries=batteries, begins=_BEGINS
+        devices, settings.seed, policy, budget_w, reference, 20, batteries=batteries, begins=_BEGINS
     )
     report = SolarReport()
     true = _TrueBatteries(settings, np.array([each.idle_w for each in devices.values()]), sun)

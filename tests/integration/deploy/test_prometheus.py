@@ -49,7 +49,7 @@ from wattfleet.common.identity.peers import Role
 from wattfleet.core.duties import KeptDuty
 from wattfleet_proto.convert import board_sample_to_message, front_to_message, kept_duty_to_message
 from wattfleet_proto.device_state import GrantPhase
-from wattfleet_proto.v1 import planning_pb2, session_pb2
+from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2
 
 # --- Dashboard and rules ----------------------------------------------------------------------------------------------
 # Prometheus's rules and Grafana's dashboard are valid, and refer only to metrics that the coordinator serves.
@@ -203,6 +203,23 @@ WITHOUT_AUTHORITY = re.compile("wattfleet_certificate_expiry")
 """A coordinator without an authority has no certificates; `test_metrics_access.py` reads these of one that has."""
 
 
+SITE = """
+[supplies.site]
+budget = { watts = 100 }
+
+[batteries.shed]
+supply = "site"
+capacity = "10 kWh"
+charge = { operator = true }
+"""
+
+
+async def limit_energy(client: Client) -> None:
+    """State the charge of the site's battery, and give the site an energy budget."""
+    await client.operator.SetCharge(operator_pb2.SetChargeRequest(name="site", share=0.9))
+    await client.operator.SetBudget(operator_pb2.SetBudgetRequest(supply="site", energy_j=3.6e7, per="day"))
+
+
 def selectors(query: str) -> set[str]:
     """The series that an alert reads, since the alert itself has no result while everything is normal."""
     return set(re.findall(r"\b(?:wattfleet_\w+|up)(?:\{[^}]*\})?", query))
@@ -302,7 +319,10 @@ async def test_every_panel_and_every_alert_answers_while_a_fleet_trains(
 ) -> None:
     monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
     board = new_board()
+    (tmp_path / "site.toml").write_text(SITE)
+    config = config.with_values(site={"budget_w": None, "file": tmp_path / "site.toml"})
     async with serving(config) as client, real_agent(client, board, tmp_path / "agent") as own_metrics:
+        await limit_energy(client)
         agents = await client.two_ready()
         for agent, point in zip(agents, ((20, 30), (35, 15)), strict=True):
             uncertain = front_to_message(front(point, epoch_log_sd=0.05, power_log_sd=0.02))

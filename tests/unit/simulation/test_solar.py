@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -53,6 +54,13 @@ def test_without_knowing_of_batteries_the_coordinator_would_touch_the_reserve() 
     blind = month(three_days(knows_batteries=False), cloudy, clear)
     assert blind.touched_h > 0.0
     assert not blind.reasons
+
+
+@pytest.mark.timeout(600)
+def test_boards_with_panels_of_their_own_have_no_budget_in_watts() -> None:
+    noon = SolarSettings({"agx-orin": 3}, days=1, every_s=24 * 3600.0, minibatches=3000, battery_j=3.6e6)
+    assert month(noon, clear, clear).trainings == 3, "together they draw more than 70 W"
+    assert month(replace(noon, site_budget_w=20.0), clear, clear).trainings == 0
 
 
 def test_the_typical_year_is_darker_than_a_clear_sky() -> None:
