@@ -101,7 +101,7 @@ class BatteryWatch:
                 query = _for_device(battery.harvest, name)
                 watts, measured_at = await self._query(query)
                 until = measured_at + timedelta(seconds=query.max_age_s)
-                stores.report_harvest(holder, MeasuredHarvest(watts, until))
+                stores.report_harvest(holder, MeasuredHarvest(watts, measured_at, until))
             if isinstance(battery.charge, ChargeFile):
                 path = Path(battery.charge.path.replace(DEVICE, name))
                 stores.report_charge(holder, await asyncio.to_thread(charge_in, path))

@@ -113,8 +113,25 @@ def test_a_dated_harvest_is_nothing_outside_of_its_table() -> None:
 
 
 def test_a_measured_harvest_counts_for_a_while() -> None:
-    harvest = MeasuredHarvest(5.0, hours_later(1))
-    assert [harvest.watts(hours_later(hours)) for hours in (0.5, 1.0)] == [5.0, 0.0]
+    harvest = MeasuredHarvest(5.0, NOON, hours_later(1))
+    assert [harvest.watts(hours_later(hours)) for hours in (-0.1, 0.5, 1.0)] == [0.0, 5.0, 0.0]
+
+
+def test_the_sun_of_now_does_not_count_for_the_night_before() -> None:
+    battery = Battery(1200 * WH, self_discharge=0.0, max_age_s=24 * 3600.0)
+    sun = MeasuredHarvest(50.0, hours_later(12), hours_later(13))
+    estimate = battery.estimate(Charge(0.3, NOON), hours_later(12), 5.0, 0.0, sun)
+    assert estimate.energy_j == pytest.approx((360 - 12 * 5) * WH)
+
+
+def test_a_cloud_of_minutes_counts_for_its_half_hour() -> None:
+    minutes = (0, 10, 20, 60)
+    harvest = DatedHarvest(tuple(NOON + timedelta(minutes=each) for each in minutes), (9.0, 1.0, 8.0, 7.0))
+    # From the table's end, an hour after its last row, nothing is known.
+    assert harvest.least_w(NOON, 1800.0, 5) == [1.0, 7.0, 7.0, 0.0, 0.0]
+    battery = Battery(100 * WH, harvest=harvest, self_discharge=0.0, max_age_s=7200.0)
+    half_hour = battery.estimate(Charge(0.5, NOON), hours_later(0.5), 0.0, 0.0)
+    assert half_hour.energy_j == pytest.approx(50.5 * WH)
 
 
 # --- Periods ----------------------------------------------------------------------------------------------------------
@@ -139,6 +156,14 @@ def test_a_day_on_which_clocks_change_is_one_period() -> None:
     budget = PeriodBudget(5.0, Period.DAY, "Europe/Berlin")
     at = datetime.fromisoformat("2026-10-25T12:00+01:00")
     assert (budget.end(at).timestamp() - budget.begin(at).timestamp()) == 25 * 3600
+
+
+@pytest.mark.parametrize(("at", "hours"), [("05:30", 1.5), ("04:30", 0.5), ("23:00", 19.0)])
+def test_a_midnight_that_clocks_repeat_begins_one_period(at: str, hours: float) -> None:
+    # At 01:00 in Havana, clocks are put back to 00:00; its first midnight is at 04:00 UTC.
+    now = datetime.fromisoformat(f"2026-11-01T{at}+00:00")
+    begin = PeriodBudget(5.0, Period.DAY, "America/Havana").begin(now)
+    assert now.timestamp() - begin.timestamp() == hours * 3600
 
 
 @pytest.mark.parametrize("joules", [0.0, -1.0, math.inf, math.nan])

@@ -7,7 +7,6 @@ from .battery import Harvest as Harvest
 from .battery import HourlyHarvest as HourlyHarvest
 from .battery import MeasuredHarvest as MeasuredHarvest
 from .battery import NoHarvest as NoHarvest
-from .battery import harvest_steps as harvest_steps
 from .battery import read_dated_harvest as read_dated_harvest
 from .budget import Budget as Budget
 from .budget import ConstantBudget as ConstantBudget

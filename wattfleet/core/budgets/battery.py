@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -30,9 +29,25 @@ class Harvest(Protocol):
         """The watts that the battery can count on at a time with a UTC offset."""
         ...
 
+    @property
+    def ends(self) -> datetime | None:
+        """When nothing is known of it any more, although it may go on; None for a harvest of every day."""
+        return None
+
+    def least_w(self, begin: datetime, seconds: float, count: int) -> list[float]:
+        """The watts that it surely has in each of some equally long stretches of time.
+
+        Args:
+            begin: the beginning of the first stretch, with a UTC offset.
+            seconds: length of each stretch, at most an hour.
+            count: number of stretches.
+        """
+        at = [self.watts(begin + timedelta(seconds=k * seconds)) for k in range(count + 1)]
+        return [min(pair) for pair in pairwise(at)]
+
 
 @dataclass(frozen=True)
-class NoHarvest:
+class NoHarvest(Harvest):
     """Nothing charges the battery."""
 
     def watts(self, at: datetime) -> float:
@@ -41,7 +56,7 @@ class NoHarvest:
 
 
 @dataclass(frozen=True)
-class HourlyHarvest:
+class HourlyHarvest(Harvest):
     """The same watts every day, by the wall clock of a time zone.
 
     Attributes:
@@ -67,7 +82,7 @@ class HourlyHarvest:
 
 
 @dataclass(frozen=True)
-class DatedHarvest:
+class DatedHarvest(Harvest):
     """A table of dated rows, such as tomorrow's forecast.
 
     Attributes:
@@ -97,8 +112,21 @@ class DatedHarvest:
     def watts(self, at: datetime) -> float:
         """The watts of the current row; 0 W before the first row and after the last one."""
         k = bisect_right(self.starts, at) - 1
-        is_over = k == len(self.starts) - 1 and at >= self.starts[-1] + timedelta(hours=1)
-        return 0.0 if k < 0 or is_over else self.watts_from[k]
+        return 0.0 if k < 0 or at >= self.ends else self.watts_from[k]
+
+    @property
+    def ends(self) -> datetime:
+        """The end of the last row."""
+        return self.starts[-1] + timedelta(hours=1)
+
+    def least_w(self, begin: datetime, seconds: float, count: int) -> list[float]:
+        """The watts that it surely has in each stretch, that of rows shorter than a stretch included."""
+        least_w = super().least_w(begin, seconds, count)
+        end = begin + timedelta(seconds=count * seconds)
+        for k in range(bisect_right(self.starts, begin), bisect_left(self.starts, end)):
+            stretch = min(int((self.starts[k] - begin).total_seconds() / seconds), count - 1)
+            least_w[stretch] = min(least_w[stretch], self.watts_from[k])
+        return least_w
 
 
 def read_dated_harvest(text: str) -> DatedHarvest:
@@ -129,27 +157,35 @@ def read_dated_harvest(text: str) -> DatedHarvest:
 
 
 @dataclass(frozen=True)
-class MeasuredHarvest:
-    """The watts that a query returned. They count for a while, and nothing counts after that.
+class MeasuredHarvest(Harvest):
+    """The watts that a query returned. They count for a while, and nothing counts before and after that.
 
     Attributes:
         newest_w: the watts.
+        since: when they were measured, with a UTC offset.
         until: the time until which they count, with a UTC offset.
 
     Raises:
-        InvalidInputError: the watts are not finite and 0 or more, or the time has no offset.
+        InvalidInputError: the watts are not finite and 0 or more, or a time has no offset.
     """
 
     newest_w: float
+    since: datetime
     until: datetime
 
     def __post_init__(self) -> None:
         _require_harvest(self.newest_w)
+        require_offset(self.since)
         require_offset(self.until)
 
     def watts(self, at: datetime) -> float:
-        """The watts, or 0 W after their time."""
-        return self.newest_w if at < self.until else 0.0
+        """The watts, or 0 W outside of their time."""
+        return self.newest_w if self.since <= at < self.until else 0.0
+
+    @property
+    def ends(self) -> datetime:
+        """The time until which the watts count."""
+        return self.until
 
 
 def _require_harvest(watts: float) -> None:
@@ -275,7 +311,7 @@ class Battery:
         while passed_s < age_s:
             seconds, at = min(STEP_S, age_s - passed_s), charge.measured_at + timedelta(seconds=passed_s)
             is_fresh = passed_s + seconds <= self.max_age_s
-            watts = least_harvest(source, at, seconds) if is_fresh else 0.0
+            watts = source.least_w(at, seconds, 1)[0] if is_fresh else 0.0
             energy_j = energy_j * self.kept_share(seconds) + (watts - idle_w) * seconds
             energy_j = min(max(energy_j, 0.0), self.capacity_j)
             passed_s += seconds
@@ -286,14 +322,3 @@ class Battery:
             energy_j * (1 - overdue_s / self.decay_s),
             "its charge was not read in time, so it counts as emptier by the hour",
         )
-
-
-def least_harvest(harvest: Harvest, begin: datetime, seconds: float) -> float:
-    """The watts that a harvest surely has in a short time: those of its beginning or its end."""
-    return min(harvest.watts(begin), harvest.watts(begin + timedelta(seconds=seconds)))
-
-
-def harvest_steps(harvest: Harvest, begin: datetime, count: int) -> Sequence[float]:
-    """The watts that a harvest surely has in each of the next half hours."""
-    at = [harvest.watts(begin + timedelta(seconds=k * STEP_S)) for k in range(count + 1)]
-    return [min(pair) for pair in pairwise(at)]

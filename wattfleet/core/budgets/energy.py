@@ -157,7 +157,8 @@ class PeriodBudget:
 
     def begin(self, now: datetime) -> datetime:
         """The beginning of the period that contains a time with a UTC offset."""
-        midnight = now.astimezone(zone_named(self.timezone)).replace(hour=0, minute=0, second=0, microsecond=0)
+        local = now.astimezone(zone_named(self.timezone))
+        midnight = local.replace(hour=0, minute=0, second=0, microsecond=0, fold=0)  # the first, if clocks repeat it
         if self.per is Period.WEEK:
             return midnight - timedelta(days=midnight.weekday())
         return midnight.replace(day=1) if self.per is Period.MONTH else midnight

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from wattfleet.core.budgets import STEP_S, Battery, Harvest, harvest_steps
+from wattfleet.core.budgets import STEP_S, Battery, Harvest
 from wattfleet.core.planning.curves import Headroom, Indices, Mask, Offer, Values
 
 _LOOKAHEAD_STEPS = 96
@@ -162,7 +162,7 @@ def battery_stores(levels: Sequence[BatteryLevel], now: datetime) -> list[Batter
 def _spare_j(battery: Battery, harvest: Harvest, held_j: Values, idle_w: Values, now: datetime) -> Values:
     """`[n, t]` joules of batteries of one kind above their need, now and after each half hour without a training."""
     parked = int(np.ceil(battery.parked_s / STEP_S))
-    harvest_w = np.array(harvest_steps(harvest, now, _LOOKAHEAD_STEPS + parked))
+    harvest_w = np.array(harvest.least_w(now, STEP_S, _LOOKAHEAD_STEPS + parked))
     net_j = (harvest_w[None, :] - idle_w[:, None]) * STEP_S
     kept = battery.kept_share(STEP_S)
     level_j = np.empty((len(held_j), _LOOKAHEAD_STEPS + 1))
