@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wattfleet.core.errors import EnergySpentError, InvalidInputError
+from wattfleet.core.errors import EnergySpentError, InvalidInputError, NoCandidatesError
 from wattfleet.core.planning.curves import Allocation, Curves, FrontTable, Headroom, Indices, Mask, Offer, Values
 from wattfleet.core.planning.stores import StoreRoom
 from wattfleet.core.prediction import normal_quantile
@@ -211,7 +211,9 @@ def fit(
         room: what batteries and the budgets of supplies leave; None without any.
 
     Raises:
-        EnergySpentError: no device can train with what is left; the text states how many joules would be needed.
+        EnergySpentError: no device can train with what is left of the run's energy budget; the text states how many
+            joules would be needed.
+        NoCandidatesError: no device whose stores suffice can train within the watts and the deadline.
     """
     if energy is not None and not energy.left_j:
         raise EnergySpentError("nothing of the energy budget is left: raise energy_budget")
@@ -284,22 +286,23 @@ def _least(
 ) -> Fitted:
     """The round of the single device for which the fewest joules, or hardly more, have to be set aside."""
     owner = np.repeat(np.arange(len(curves)), np.diff(curves.start))
-    is_possible = eligible[owner] & (curves.extra_w <= headroom.single_device_w[owner]) & (curves.time_s <= longest_s)
-    if room is not None:
-        is_possible &= room.suffices(owner, costs.set_aside_j, costs.longest_s)
-    set_aside_j = np.where(is_possible, costs.set_aside_j, np.inf)
-    best = int(np.argmin(set_aside_j))
+    is_in_time = eligible[owner] & (curves.extra_w <= headroom.single_device_w[owner]) & (curves.time_s <= longest_s)
+    set_aside_j = np.where(is_in_time, costs.set_aside_j, np.inf)
     left_j = np.inf if energy is None else energy.left_j
-    if not np.isfinite(set_aside_j[best]):
-        raise EnergySpentError(
-            "no device that its batteries and energy budgets suffice for can train within the watts and the deadline of"
-            " this round: allow more watts or time"
-        )
-    if energy is not None and set_aside_j[best] > left_j:
+    least_j = float(set_aside_j.min())
+    if energy is not None and math.isfinite(least_j) and least_j > left_j:
         raise EnergySpentError(
             f"{energy.left_j:.0f} J of the energy budget are left, and the training that takes the least needs"
-            f" {math.ceil(float(set_aside_j[best]))} J: raise energy_budget to at least"
-            f" {math.ceil(energy.used_j + float(set_aside_j[best]))} J"
+            f" {math.ceil(least_j)} J: raise energy_budget to at least {math.ceil(energy.used_j + least_j)} J"
+        )
+    if room is not None:
+        set_aside_j[~room.suffices(owner, costs.set_aside_j, costs.longest_s)] = np.inf
+    best = int(np.argmin(set_aside_j))
+    if not set_aside_j[best] <= left_j or not math.isfinite(set_aside_j[best]):
+        # Batteries, watts and a run's other devices come and go, so the run waits.
+        raise NoCandidatesError(
+            "no device that its batteries and energy budgets suffice for can train within the watts and the deadline of"
+            " this round: allow more watts or time, or wait until batteries hold more"
         )
     # The mode with the very least energy may take several times as long.
     alike = set_aside_j <= min(_HARDLY_MORE * set_aside_j[best], left_j)

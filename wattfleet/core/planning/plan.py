@@ -361,7 +361,8 @@ def plan_round(
     Raises:
         InvalidInputError: there are no offers, a device is listed twice, a supply is unknown, or the epochs are not
             above 0.
-        NoCandidatesError: no device can be selected; the text gives the reason for each.
+        NoCandidatesError: no device can be selected, or none that has the energy can train within the watts and the
+            deadline; the text gives the reason.
         InfeasibleBudgetError: the budgets are too low for one device, or no device meets the deadline; the text gives
             the budget or deadline that would be enough.
         EnergySpentError: the energy that is left does not suffice for any device, and no time is foreseen when it will.
@@ -489,25 +490,27 @@ def _without_energy(
     """The devices that their batteries or the energy budgets of their supplies do not suffice for, with the reasons.
 
     Raises:
-        EnergySpentError: they suffice for no device, and no time is foreseen when they will.
+        EnergySpentError: they will never suffice for any known device, one that cannot be selected now included.
     """
-    kept = np.array([offer.device_id not in excluded for offer in offers], dtype=np.bool_)
-    others = [offer for offer in offers if offer.device_id not in excluded]
-    costs = TrainingCosts.of(others, FrontTable.of(others), epochs)
-    room = stores.room(others, headroom.of(kept), allowance.supplies.names)
-    has_step, can_train = np.zeros(len(others), dtype=np.bool_), np.zeros(len(others), dtype=np.bool_)
-    has_step[costs.owner] = True
-    can_train[costs.owner[room.suffices(costs.owner, costs.set_aside_j, costs.longest_s)]] = True
+    costs = TrainingCosts.of(offers, FrontTable.of(offers), epochs)
+    room = stores.room(offers, headroom, allowance.supplies.names)
+    is_short = np.zeros(len(offers), dtype=np.bool_)
+    is_short[costs.owner] = True
+    is_short[costs.owner[room.suffices(costs.owner, costs.set_aside_j, costs.longest_s)]] = False
     found: dict[str, str] = {}
-    is_hopeless = True
-    for k in map(int, np.flatnonzero(has_step & ~can_train)):
+    is_hopeless, least_j = bool(is_short.all()), math.inf
+    for k in map(int, np.flatnonzero(is_short)):
         steps = np.flatnonzero(costs.owner == k)
         cheapest = steps[np.argmin(costs.set_aside_j[steps])]
         needed_j, within_s = float(costs.set_aside_j[cheapest]), float(costs.longest_s[cheapest])
-        device_id, path = others[k].device_id, allowance.supplies.path(others[k].supply)
-        found[device_id] = room.shortage(device_id, path, needed_j, within_s)
+        device_id, path = offers[k].device_id, allowance.supplies.path(offers[k].supply)
+        if device_id not in excluded:
+            found[device_id] = room.shortage(device_id, path, needed_j, within_s)
         is_hopeless = is_hopeless and room.is_hopeless(device_id, path, needed_j, within_s)
-    if is_hopeless and len(found) == len(others):
+        least_j = min(least_j, needed_j)
+    # Devices that are busy or offline are no offers. They count as thrifty as the thriftiest of these.
+    away = stores.paths.keys() - {offer.device_id for offer in offers} if is_hopeless else ()
+    if is_hopeless and all(room.is_hopeless(each, stores.paths[each], least_j, 0.0) for each in away):
         raise EnergySpentError(f"no device has the energy for a training: {_some_reasons(found)}")
     return found
 

@@ -7,9 +7,10 @@ of the round at which this is least: a full battery holds less above its need at
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,8 @@ from wattfleet.core.planning.curves import Headroom, Indices, Mask, Offer, Value
 
 _LOOKAHEAD_STEPS = 96
 """Half hours from now in which a battery may become full enough."""
+
+_STEPS_OF_A_DAY = 48
 
 _CLOSE = 1e-9
 
@@ -39,7 +42,7 @@ class EnergyStore(Protocol):
 
     Attributes:
         name: what it is, for reasons, such as "its battery".
-        is_known: whether its joules are known; otherwise a reading may bring more at any time.
+        is_known: whether its joules are known, now and later; otherwise a reading or a forecast may bring more.
     """
 
     @property
@@ -52,8 +55,8 @@ class EnergyStore(Protocol):
         """`[t]` joules above idle that trainings may draw together within no, one and more half hours; 0 or more."""
         ...
 
-    def again(self, needed_j: float) -> datetime | None:
-        """When so many joules will be left; None if that is not foreseen."""
+    def again(self, needed_j: float, within_s: float) -> datetime | None:
+        """When so many joules will be left for trainings that last so long; None if that is not foreseen."""
         ...
 
 
@@ -80,7 +83,7 @@ class PeriodStore:
         """What is left in this period: a training counts in the period in which it is planned."""
         return np.full(_LOOKAHEAD_STEPS + 1, max(0.0, self.rest_j))
 
-    def again(self, needed_j: float) -> datetime | None:
+    def again(self, needed_j: float, within_s: float) -> datetime | None:
         """The beginning of the next period, unless its budget is too small as well."""
         return self.ends if needed_j <= self.budget_j else None
 
@@ -114,7 +117,7 @@ class BatteryStore:
         name: for reasons.
         now: the time, with a UTC offset.
         spare_j: `[t]` joules above its need now, and after each of the next half hours without any training.
-        is_known: whether its charge was read in time.
+        is_known: whether its charge was read in time, and its harvest is foreseen and does not fill it day by day.
     """
 
     name: str
@@ -127,9 +130,13 @@ class BatteryStore:
         """The least joules above its need at any moment until then."""
         return np.minimum.accumulate(np.maximum(self.spare_j, 0.0))
 
-    def again(self, needed_j: float) -> datetime | None:
-        """The first half hour in which so many joules are left; None if there is none in two days."""
-        enough = np.flatnonzero(self.spare_j >= needed_j)
+    def again(self, needed_j: float, within_s: float) -> datetime | None:
+        """The first half hour from which so many joules are left for so long; None if there is none in two days."""
+        # A training that begins in two days is judged as if each later day were like the second.
+        following = self.spare_j[-_STEPS_OF_A_DAY:]
+        spare_j = np.concatenate([self.spare_j, following, following])
+        lefts_j = np.lib.stride_tricks.sliding_window_view(spare_j, int(half_hours(within_s)) + 1).min(axis=1)
+        enough = np.flatnonzero(lefts_j[: _LOOKAHEAD_STEPS + 1] >= needed_j)
         if not len(enough):
             return None
         # On the half hour, so that the same reason keeps the same text for a while.
@@ -153,9 +160,13 @@ def battery_stores(levels: Sequence[BatteryLevel], now: datetime) -> list[Batter
         battery, harvest = levels[places[0]].battery, levels[places[0]].harvest
         idle_w = np.array([levels[k].idle_w for k in places])
         held_j = np.array([levels[k].energy_j for k in places])
-        for k, spare_j in zip(places, _spare_j(battery, harvest or battery.harvest, held_j, idle_w, now), strict=True):
+        source = harvest or battery.harvest
+        ends, followed = source.ends, timedelta(seconds=_LOOKAHEAD_STEPS * STEP_S)
+        is_foreseen = ends is None or ends >= now + followed
+        for k, spare_j in zip(places, _spare_j(battery, source, held_j, idle_w, now), strict=True):
             name = levels[k].name + (f" ({levels[k].problem})" if levels[k].problem else "")
-            found[k] = BatteryStore(name, now, spare_j, not levels[k].problem)
+            fills = spare_j[-1] > spare_j[-1 - _STEPS_OF_A_DAY]
+            found[k] = BatteryStore(name, now, spare_j, is_foreseen and not fills and not levels[k].problem)
     return [found[k] for k in range(len(levels))]
 
 
@@ -187,10 +198,12 @@ class EnergyStores:
     Attributes:
         supplies: the stores of each supply, which all devices behind it share.
         devices: the store of each device that has its own.
+        paths: the supplies that feed each known device, also of devices that are busy or offline now.
     """
 
     supplies: Mapping[str, Sequence[EnergyStore]] = field(default_factory=dict)
     devices: Mapping[str, EnergyStore] = field(default_factory=dict)
+    paths: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def limits(self, device_id: str, path: Sequence[str]) -> bool:
         """Whether any store limits a device.
@@ -286,33 +299,40 @@ class StoreRoom:
             needed_j: joules that are set aside for its training.
             within_s: its longest duration.
         """
-        times = [each.again(needed_j) for each in self._short(device_id, path, needed_j, within_s)]
+        times = [each.again(needed_j, within_s) for each in self._short(device_id, path, needed_j, within_s)]
         known = [time for time in times if time is not None]
         return max(known) if known and len(known) == len(times) else None
 
     def is_hopeless(self, device_id: str, path: Sequence[str], needed_j: float, within_s: float) -> bool:
         """Whether a device will never have enough for its training; arguments as in `again`."""
-        is_known = all(each.is_known for each in self._short(device_id, path, needed_j, within_s))
-        return is_known and self.again(device_id, path, needed_j, within_s) is None
+        short = self._short(device_id, path, needed_j, within_s)
+        return any(each.is_known and each.again(needed_j, within_s) is None for each in short)
 
     def shortage(self, device_id: str, path: Sequence[str], needed_j: float, within_s: float) -> str:
         """Why a device cannot train, and when it may again; arguments as in `again`."""
         short = self._short(device_id, path, needed_j, within_s)
         if not short:
-            return f"too little energy: its training needs up to {needed_j:.3g} J, and other devices take what is left"
+            needed, _ = _need_and_spare(needed_j, 0.0)
+            return f"too little energy: its training needs up to {needed}, and other devices take what is left"
         named = min(short, key=lambda each: left_j(each, within_s))
+        needed, spare = _need_and_spare(needed_j, left_j(named, within_s))
         again = self.again(device_id, path, needed_j, within_s)
         when = (
             "no time is foreseen when it has enough"
             if again is None
             else f"it may train again from about {again.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
         )
-        return (
-            f"too little energy: its training needs up to {needed_j:.3g} J, {named.name} has"
-            f" {left_j(named, within_s):.1g} J to spare; {when}"
-        )
+        return f"too little energy: its training needs up to {needed}, {named.name} has {spare} to spare; {when}"
 
     def _short(self, device_id: str, path: Sequence[str], needed_j: float, within_s: float) -> list[EnergyStore]:
         """The stores of a device that have too little for its training."""
         along = self.stores.along(device_id, path)
         return [each for each in along if left_j(each, within_s) * (1 + _CLOSE) < needed_j]
+
+
+def _need_and_spare(needed_j: float, spare_j: float) -> tuple[str, str]:
+    """The texts of a need and of what is left, in the same unit, rounded so that neither looks better than it is."""
+    unit_j, unit, digits = (1.0, "J", 0) if needed_j < 1e3 else (1e3, "kJ", 1) if needed_j < 1e6 else (1e6, "MJ", 2)
+    shown = 10**digits / unit_j
+    needed, spare = math.ceil(needed_j * shown) / 10**digits, math.floor(spare_j * shown) / 10**digits
+    return f"{needed:,.{digits}f} {unit}", f"{spare:,.{digits}f} {unit}"

@@ -11,21 +11,25 @@ import numpy as np
 import pytest
 
 from tests.fakes.fleets import front, reason_of, site, tree
-from wattfleet.core.budgets import Battery, Harvest, HourlyHarvest, NoHarvest
+from wattfleet.core.budgets import Battery, DatedHarvest, Harvest, HourlyHarvest, MeasuredHarvest, NoHarvest
 from wattfleet.core.errors import EnergySpentError, NoCandidatesError
 from wattfleet.core.planning import (
     Allowance,
     BatteryLevel,
     BatteryStore,
+    EnergyLimit,
     EnergyStores,
+    History,
     Offer,
     PeriodStore,
     RoundPlan,
+    Selection,
     battery_stores,
     left_j,
     plan_round,
 )
 from wattfleet.core.planning.policies import AllDevices
+from wattfleet.core.planning.stores import StoreRoom
 
 WH = 3600.0
 NOON = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
@@ -94,16 +98,36 @@ def test_what_is_left_keeps_the_reserve_whenever_it_is_spent() -> None:
 def test_a_battery_that_is_too_small_for_a_night_leaves_nothing_even_if_it_is_full() -> None:
     hungry = store(battery(SUN, parked_h=24), 100, idle_w=6.0)
     assert left_j(hungry, 0.0) == 0.0
-    assert hungry.again(1.0) is None
+    assert hungry.again(1.0, 0.0) is None
 
 
 def test_the_sun_fills_a_battery_again() -> None:
     dusk = NOON.replace(hour=16)
     empty = store(battery(SUN, parked_h=24), 40, dusk)
-    again = empty.again(5 * WH)
+    again = empty.again(5 * WH, 0.0)
     assert again is not None
     # The night leaves 8 Wh; from 8 o'clock, 8 W need 17/8 hours for the 25 Wh of reserve and training.
     assert again == NOON.replace(day=2, hour=10, minute=30)
+
+
+def test_a_long_training_waits_for_a_day_that_is_long_enough() -> None:
+    # The longer a training lasts, the more of the night its battery has to feed after it has begun.
+    dusk, needed_j = NOON.replace(hour=16), 20 * WH
+    low = store(battery(SUN), 40, dusk)
+    for hours in (1, 6, 20):
+        again = low.again(needed_j, hours * 3600.0)
+        assert again is not None
+        # Until then, nothing trains: what is left is judged by the same battery followed to that time.
+        steps = int((again - dusk).total_seconds() / 1800)
+        held_wh, at = 40.0, dusk
+        for _ in range(steps):
+            watts = min(SUN.watts(at), SUN.watts(at + timedelta(minutes=30)))
+            held_wh, at = min(100.0, max(0.0, held_wh + (watts - 2.0) / 2)), at + timedelta(minutes=30)
+        assert left_j(store(battery(SUN), held_wh, again), hours * 3600.0) >= needed_j - 1e-6
+        if hours < 20:
+            held_wh -= (min(SUN.watts(again - timedelta(minutes=30)), SUN.watts(again)) - 2.0) / 2
+            earlier = store(battery(SUN), held_wh, again - timedelta(minutes=30))
+            assert left_j(earlier, hours * 3600.0) < needed_j
 
 
 def test_batteries_of_a_kind_are_followed_together() -> None:
@@ -191,6 +215,79 @@ def test_a_run_waits_for_the_next_period() -> None:
 def test_a_run_whose_batteries_are_never_charged_ends() -> None:
     with pytest.raises(EnergySpentError, match="no time is foreseen when it has enough"):
         planned(with_left(a=1.0), board("a"))
+
+
+def test_a_run_waits_at_night_if_its_harvest_is_measured() -> None:
+    dark = MeasuredHarvest(0.0, NOON, NOON + timedelta(hours=1))
+    [low] = battery_stores([BatteryLevel("its battery", battery(parked_h=24), 20 * WH, IDLE_W, dark)], NOON)
+    with pytest.raises(NoCandidatesError, match="its battery has 0 J to spare; no time is foreseen"):
+        planned(EnergyStores(devices={"a": low}), board("a"))
+
+
+@pytest.mark.parametrize("ends_h", [-1, 24, 47])
+def test_a_run_waits_for_the_next_table_of_its_harvest(ends_h: int) -> None:
+    table = DatedHarvest((NOON - timedelta(hours=99), NOON + timedelta(hours=ends_h - 1)), (0.0, 0.0))
+    with pytest.raises(NoCandidatesError, match="no time is foreseen"):
+        planned(EnergyStores(devices={"a": store(battery(table), 20)}), board("a"))
+
+
+def test_a_run_waits_for_a_battery_that_fills_over_many_days() -> None:
+    slow = HourlyHarvest(ZoneInfo("UTC"), (2.1,) * 24)
+    with pytest.raises(NoCandidatesError, match="no time is foreseen"):
+        planned(EnergyStores(devices={"a": store(battery(slow), 10)}), board("a"))
+
+
+def test_a_run_does_not_end_while_another_of_its_boards_may_train() -> None:
+    flat = with_left(a=0.0)
+    with pytest.raises(EnergySpentError):
+        planned(flat, board("a"))
+    for history, selection in (
+        (None, Selection(drained=frozenset("b"))),
+        (History(consecutive_failures={"b": (3, 1)}), None),
+    ):
+        with pytest.raises(NoCandidatesError, match="a: too little energy"):
+            plan_round([board("a"), board("b")], AllDevices(), site(1000.0), 1.0, 2, history, selection, stores=flat)
+    away = replace(flat, paths={"a": ["site"], "b": ["site"]})
+    with pytest.raises(NoCandidatesError, match="a: too little energy"):
+        planned(away, board("a"))
+
+
+def test_a_run_ends_if_its_other_boards_are_without_energy_as_well() -> None:
+    flat = BatteryStore("the battery of site", NOON, np.zeros(97))
+    stores = EnergyStores({"site": (flat,)}, paths={"a": ["site"], "b": ["site"], "c": ["site"]})
+    with pytest.raises(EnergySpentError):  # b is drained, and c is offline
+        plan_round(
+            [board("a"), board("b")],
+            AllDevices(),
+            site(1000.0),
+            1.0,
+            1,
+            selection=Selection(drained=frozenset("b")),
+            stores=stores,
+        )
+
+
+def test_a_run_waits_if_only_a_mode_beyond_the_watts_takes_few_joules() -> None:
+    # The fast mode takes the fewest joules, and fits the battery; the watts allow the slow one only.
+    steep = Offer("a", front((10.0, 30.0), (100.0, 12.0)), IDLE_W, "site")
+    stores = with_left(a=900.0)
+    assert planned(stores, steep).assignments[0].epoch_s == 10.0
+    for energy in (None, EnergyLimit(1e6)):
+        with pytest.raises(NoCandidatesError, match="allow more watts or time, or wait until batteries hold more"):
+            plan_round([steep], AllDevices(), site(20.0), 1.0, 1, energy=energy, stores=stores)
+    with pytest.raises(EnergySpentError, match="raise energy_budget"):
+        plan_round([steep], AllDevices(), site(20.0), 1.0, 1, energy=EnergyLimit(950.0), stores=stores)
+
+
+@pytest.mark.parametrize(
+    ("spare_j", "needed", "spare"),
+    [(699.6, "700 J", "699 J"), (1_249_990.0, "1.25 MJ", "1.24 MJ"), (12_340.0, "12.4 kJ", "12.3 kJ")],
+)
+def test_a_refusal_never_states_more_to_spare_than_is_needed(spare_j: float, needed: str, spare: str) -> None:
+    stores = with_left(a=spare_j)
+    room = StoreRoom(stores, np.empty((0, 97)), np.empty((0, 1), dtype=np.intp), np.empty((1, 97)))
+    reason = room.shortage("a", [], spare_j * (1 + 1e-6) + 0.1, 60.0)
+    assert f"its training needs up to {needed}, its battery has {spare} to spare" in reason
 
 
 def test_no_plan_sets_aside_more_than_any_store_leaves() -> None:
