@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
@@ -37,6 +38,9 @@ _SURELY_OVER = timedelta(days=1)
 
 _SOON_S = 3600.0
 """Seconds of a round for which the operator is told what a battery leaves."""
+
+_ROUNDING = 1e-9
+"""Relative tolerance for sums of joules, which are not exact in binary."""
 
 OF_SUPPLY, OF_DEVICE = "supply/", "device/"
 """The beginnings of the names of holders: what a round draws counts for a supply, and for a device with a battery."""
@@ -166,12 +170,10 @@ class SharedEnergy:
         placed = self.placed_at(holder)
         return placed is not None and placed.source == "operator"
 
-    def report_charge(self, holder: str, charge: Charge, harvest: MeasuredHarvest | None = None) -> None:
-        """Record a battery's newest charge, and what charges it if that is measured, too."""
+    def report_charge(self, holder: str, charge: Charge) -> None:
+        """Record a battery's newest charge."""
         self._charges[holder] = charge
         self.problems.pop(holder, None)
-        if harvest is not None:
-            self._harvests[holder] = harvest
 
     def report_harvest(self, holder: str, harvest: MeasuredHarvest) -> None:
         """Record what charges a battery."""
@@ -233,7 +235,7 @@ class SharedEnergy:
     # --- rounds -------------------------------------------------------------------------------------------------
 
     def planned(self, record: RoundRecord) -> None:
-        """Set aside the joules of a round, or of a survey."""
+        """Set aside the joules of a round. Devices with limited energy take part in no survey."""
         if self.is_empty:
             return
         now, plan_id = self._now(), record.plan_id
@@ -292,14 +294,14 @@ class SharedEnergy:
         """
         stores = self.stores(needed_j, idle_w, in_flight)
         for device_id, joules in needed_j.items():
-            if (own := stores.devices.get(device_id)) is not None and joules > _nearly(left_j(own, 0.0)):
+            if (own := stores.devices.get(device_id)) is not None and joules > _allowed_j(own):
                 return False
         for supply, limits in stores.supplies.items():
             behind = set(self._supplies.behind(supply))
             total_j = sum(
                 joules for device_id, joules in needed_j.items() if self._operator.supply_of(device_id) in behind
             )
-            if any(total_j > _nearly(left_j(each, 0.0)) for each in limits):
+            if any(total_j > _allowed_j(each) for each in limits):
                 return False
         return True
 
@@ -327,7 +329,8 @@ class SharedEnergy:
             if holder.startswith(OF_SUPPLY):
                 supplies[holder.removeprefix(OF_SUPPLY)].append(store)
         own = {holder.removeprefix(OF_DEVICE): each for holder, each in found.items() if holder.startswith(OF_DEVICE)}
-        return EnergyStores({name: tuple(each) for name, each in supplies.items() if each}, own)
+        limits = {name: tuple(each) for name, each in supplies.items() if each}
+        return EnergyStores(limits, own, dict(self._paths(idle_w)))
 
     def _battery_stores(
         self, holders: Sequence[str], idle_w: Mapping[str, float], in_flight: Collection[str]
@@ -358,15 +361,17 @@ class SharedEnergy:
         total = dict.fromkeys(self._of_supply, 0.0)
         if not total:
             return total
-        for device_id, watts in idle_w.items():
-            try:
-                path = self._supplies.path(self._operator.supply_of(device_id))
-            except InvalidInputError:  # the site file no longer places it
-                continue
+        for device_id, path in self._paths(idle_w):
             for name in path:
                 if name in total:
-                    total[name] += watts
+                    total[name] += idle_w[device_id]
         return total
+
+    def _paths(self, device_ids: Iterable[str]) -> Iterator[tuple[str, Sequence[str]]]:
+        """Devices, each with the supplies that feed it; not those that the site file no longer places."""
+        for device_id in device_ids:
+            with suppress(InvalidInputError):
+                yield device_id, self._supplies.path(self._operator.supply_of(device_id))
 
     def battery_states(self, idle_w: Mapping[str, float], in_flight: Collection[str]) -> list[BatteryState]:
         """All batteries as operators see them: those of supplies, and then those of known devices."""
@@ -384,9 +389,13 @@ class SharedEnergy:
         return found
 
 
-def _nearly(joules: float) -> float:
-    """Slightly more joules: between a plan and its check, idle devices draw some."""
-    return joules * 1.01 + 1.0
+def _allowed_j(store: EnergyStore) -> float:
+    """The joules that planned trainings may draw from a store.
+
+    Of a battery, slightly more than it leaves: between a plan and its check, idle devices draw some.
+    """
+    joules = left_j(store, 0.0)
+    return joules * (1 + _ROUNDING) if isinstance(store, PeriodStore) else joules * 1.01 + 1.0
 
 
 def _unseen_j(counted: CountedEnergy, charge: Charge | None, is_in_flight: bool) -> float:

@@ -108,6 +108,16 @@ def test_a_plan_is_outdated_if_its_supply_has_no_energy_any_more() -> None:
     assert fleet.is_outdated(RUN, record.plan.assignments)
 
 
+def test_a_plan_is_outdated_if_a_budget_lacks_one_joule_for_it() -> None:
+    fleet = fleet_with(Date(), budget_j=1e5)
+    record = fleet.flower.request_round(RUN, 1, NODES, 1.0).planned()
+    planned_j = sum(each.set_aside_j for each in record.plan.assignments)
+    fleet.stores.set_budget("site", PeriodBudget(planned_j, Period.DAY))
+    assert not fleet.is_outdated(RUN, record.plan.assignments)
+    fleet.stores.set_budget("site", PeriodBudget(planned_j - 1.0, Period.DAY))
+    assert fleet.is_outdated(RUN, record.plan.assignments)
+
+
 def test_a_budget_of_an_unknown_supply_is_an_error() -> None:
     with pytest.raises(UnknownRecordError, match="the site has no supply 'roof'; it has site"):
         fleet_with(Date()).stores.set_budget("roof", PeriodBudget(1.0, Period.DAY))
@@ -136,6 +146,14 @@ def test_a_run_on_a_battery_that_is_never_charged_ends() -> None:
     fleet = fleet_with(Date(), of_site(Battery(100 * WH)))
     fleet.stores.state_charge("site", 0.2)
     with pytest.raises(EnergySpentError, match="no time is foreseen when it has enough"):
+        fleet.flower.plan(RUN, 1, NODES, 1.0)
+
+
+def test_a_run_waits_for_a_board_that_is_away_although_the_battery_of_another_is_flat() -> None:
+    fleet = fleet_with(Date(), replace(of_devices(Battery(100 * WH)), devices=("orin",)))
+    fleet.report_sample("orin", BoardSample(battery_share=0.1))
+    fleet.agents.disconnect("nano")
+    with pytest.raises(NoCandidatesError, match="orin: too little energy"):
         fleet.flower.plan(RUN, 1, NODES, 1.0)
 
 
