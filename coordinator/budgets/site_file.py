@@ -17,6 +17,7 @@ from coordinator.state.names import require_tag
 from coordinator.state.stores import PlacedBattery
 from wattfleet.common.parsing import parse_toml
 from wattfleet.core.budgets import (
+    NOT_MEASURED,
     Battery,
     Budget,
     ConstantBudget,
@@ -303,7 +304,7 @@ class _HarvestQuery(_Keys):
     max_age_s: float = 3600.0
 
     def harvest(self, folder: Path) -> Harvest:
-        return NoHarvest()
+        return NOT_MEASURED
 
     @property
     def source(self) -> PrometheusNumber:

@@ -1,3 +1,4 @@
+from .battery import NOT_MEASURED as NOT_MEASURED
 from .battery import STEP_S as STEP_S
 from .battery import Battery as Battery
 from .battery import Charge as Charge

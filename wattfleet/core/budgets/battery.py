@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -191,6 +191,12 @@ class MeasuredHarvest(Harvest):
 def _require_harvest(watts: float) -> None:
     if not (math.isfinite(watts) and watts >= 0):
         raise InvalidInputError(f"the watts of a harvest must be finite and 0 W or more, not {watts:g}")
+
+
+_LONG_AGO = datetime.fromtimestamp(0, timezone.utc)
+
+NOT_MEASURED = MeasuredHarvest(0.0, _LONG_AGO, _LONG_AGO)
+"""A harvest whose query has returned nothing yet: 0 W, although there may be more."""
 
 
 # --- Charge -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from tests.fakes.fleets import front, reason_of, site, tree
-from wattfleet.core.budgets import Battery, DatedHarvest, Harvest, HourlyHarvest, MeasuredHarvest, NoHarvest
+from wattfleet.core.budgets import (
+    NOT_MEASURED,
+    Battery,
+    DatedHarvest,
+    Harvest,
+    HourlyHarvest,
+    MeasuredHarvest,
+    NoHarvest,
+)
 from wattfleet.core.errors import EnergySpentError, NoCandidatesError
 from wattfleet.core.planning import (
     Allowance,
@@ -220,8 +228,10 @@ def test_a_run_whose_batteries_are_never_charged_ends() -> None:
 def test_a_run_waits_at_night_if_its_harvest_is_measured() -> None:
     dark = MeasuredHarvest(0.0, NOON, NOON + timedelta(hours=1))
     [low] = battery_stores([BatteryLevel("its battery", battery(parked_h=24), 20 * WH, IDLE_W, dark)], NOON)
-    with pytest.raises(NoCandidatesError, match="its battery has 0 J to spare; no time is foreseen"):
-        planned(EnergyStores(devices={"a": low}), board("a"))
+    before = store(battery(NOT_MEASURED, parked_h=24), 20)  # its query has not returned anything yet
+    for each in (low, before):
+        with pytest.raises(NoCandidatesError, match="its battery has 0 J to spare; no time is foreseen"):
+            planned(EnergyStores(devices={"a": each}), board("a"))
 
 
 @pytest.mark.parametrize("ends_h", [-1, 24, 47])
