@@ -41,6 +41,9 @@ _SOON_S = 3600.0
 OF_SUPPLY, OF_DEVICE = "supply/", "device/"
 """The beginnings of the names of holders: what a round draws counts for a supply, and for a device with a battery."""
 
+CHARGE, HARVEST = "charge", "harvest"
+"""What is read of a battery."""
+
 
 @dataclass(frozen=True)
 class PlacedBattery:
@@ -71,7 +74,7 @@ class BatteryState:
         charge: its newest reading; None without any.
         level: its estimated energy now.
         left_j: joules that trainings of the next hour may draw.
-        problem: why its charge is not known; empty if all is well.
+        problem: why its charge or harvest is not known; empty if all is well.
     """
 
     placed: PlacedBattery
@@ -87,7 +90,7 @@ class SharedEnergy:
 
     Attributes:
         budgets: the energy budgets of supplies, by supply.
-        problems: why the newest charge of a holder could not be read, by holder.
+        problems: why the newest charge or harvest of a holder could not be read, by holder and one of these words.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class SharedEnergy:
             charges: the charges that the operator has stated, by holder.
         """
         self.budgets = {name: each for name, each in (budgets or {}).items() if name in supplies.names}
-        self.problems: dict[str, str] = {}
+        self.problems: dict[tuple[str, str], str] = {}
         self._supplies, self._operator, self._now = supplies, operator, now
         self._of_supply = {each.supply: each for each in batteries if each.supply}
         self._of_devices = tuple(each for each in batteries if not each.supply)
@@ -166,12 +169,9 @@ class SharedEnergy:
         placed = self.placed_at(holder)
         return placed is not None and placed.source == "operator"
 
-    def report_charge(self, holder: str, charge: Charge, harvest: MeasuredHarvest | None = None) -> None:
-        """Record a battery's newest charge, and what charges it if that is measured, too."""
+    def report_charge(self, holder: str, charge: Charge) -> None:
+        """Record a battery's newest charge."""
         self._charges[holder] = charge
-        self.problems.pop(holder, None)
-        if harvest is not None:
-            self._harvests[holder] = harvest
 
     def report_harvest(self, holder: str, harvest: MeasuredHarvest) -> None:
         """Record what charges a battery."""
@@ -378,7 +378,12 @@ class SharedEnergy:
         for holder, level, store in zip(holders, levels, stores, strict=True):
             placed = self.placed_at(holder)
             assert placed is not None, "it has a battery"
-            problem = "; ".join(filter(None, (level.problem, self.problems.get(holder, ""))))
+            unread = [
+                f"its {what} cannot be read: {why}"
+                for what in (CHARGE, HARVEST)
+                if (why := self.problems.get((holder, what)))
+            ]
+            problem = "; ".join(filter(None, (level.problem, *unread)))
             spare_j = left_j(store, _SOON_S)
             found.append(BatteryState(placed, holder, self._charges.get(holder), level, spare_j, problem))
         return found

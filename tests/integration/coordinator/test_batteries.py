@@ -182,20 +182,87 @@ max_age_s = 3600
     watch = BatteryWatch(sites, fleet, sleep, answer)
     await watch.start()
     try:
-        assert sorted(queries) == ["soc{board='nano'}", "soc{board='orin'}"]
+        await asyncio.wait_for(passed.wait(), 5)
+        assert sorted(queries[:2]) == ["soc{board='nano'}", "soc{board='orin'}"]
         energies = []
         for hours in (0.0, 1.0, 3.0, 5.1):
             date = datetime(2026, 6, 1, 12, tzinfo=timezone.utc) + timedelta(hours=hours)
             energies.append({each.holder: each.level.energy_j / WH for each in fleet.battery_states()}["device/nano"])
         # It idles at 3 W. After the first hour, a quarter of what is left goes with each further hour.
         assert energies == pytest.approx([100, 97, 91 / 2, 0], rel=0.01)
-        while "does not answer" not in fleet.stores.problems.get("device/nano", ""):
+        while "does not answer" not in fleet.battery_states()[0].problem:
             await asyncio.sleep(0.01)
         assert "too old" in fleet.battery_states()[0].problem
         assert "does not answer" in fleet.battery_states()[0].problem
-        assert caplog.text.count("battery of nano: http://127.0.0.1:9090 does not answer") == 1
+        assert caplog.text.count("battery of nano: the charge cannot be read: http://127.0.0.1:9090 does not answer") == 1
     finally:
         await watch.stop()
+
+
+BOTH_QUERIED = (
+    SITE
+    + """
+[batteries.shed]
+supply = "site"
+capacity = "100 Wh"
+charge = { query = "soc", url = "http://127.0.0.1:9090" }
+harvest = { query = "sun", url = "http://127.0.0.1:9090" }
+"""
+)
+
+
+async def test_a_harvest_that_fails_leaves_the_charge_as_it_is_read(tmp_path: Path) -> None:
+    sites = batteries_in(tmp_path, BOTH_QUERIED)
+    date = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
+    fleet = small_fleet(now=lambda: date, batteries=[each.placed for each in sites])
+    answers: dict[str, float | Exception] = {"soc": 80.0, "sun": SourceFailedError("the sun does not answer")}
+    turns = asyncio.Semaphore(0)
+    passed = asyncio.Semaphore(0)
+
+    async def answer(query: PrometheusNumber) -> tuple[float, datetime]:
+        found = answers[query.query]
+        if isinstance(found, Exception):
+            raise found
+        return found, date
+
+    async def sleep(seconds: float) -> None:
+        passed.release()
+        await turns.acquire()
+
+    watch = BatteryWatch(sites, fleet, sleep, answer)
+    await watch.start()
+    try:
+        await asyncio.wait_for(passed.acquire(), 5)
+        [shed] = fleet.battery_states()
+        assert shed.level.energy_j == pytest.approx(80 * WH)
+        assert shed.problem == "its harvest cannot be read: the sun does not answer"
+        answers |= {"soc": SourceFailedError("the gauge does not answer"), "sun": 7.0}
+        turns.release()
+        await asyncio.wait_for(passed.acquire(), 5)
+        [shed] = fleet.battery_states()
+        assert shed.level.harvest is not None
+        assert shed.level.harvest.watts(date) == 7.0
+        assert shed.problem == "its charge cannot be read: the gauge does not answer"
+        answers["soc"] = 80.0
+        turns.release()
+        await asyncio.wait_for(passed.acquire(), 5)
+        assert fleet.battery_states()[0].problem == ""
+    finally:
+        await watch.stop()
+
+
+async def test_a_source_that_does_not_answer_lets_the_coordinator_start(tmp_path: Path) -> None:
+    sites = batteries_in(tmp_path, BOTH_QUERIED)
+    fleet = small_fleet(batteries=[each.placed for each in sites])
+
+    async def answer(query: PrometheusNumber) -> tuple[float, datetime]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    watch = BatteryWatch(sites, fleet, query=answer)
+    await asyncio.wait_for(watch.start(), 1)
+    await watch.stop()
+    assert "its charge is unknown, so it counts as empty" in fleet.battery_states()[0].problem
 
 
 # --- Commands ---------------------------------------------------------------------------------------------------------
