@@ -9,10 +9,11 @@ from fnmatch import fnmatchcase
 
 from coordinator.errors import UnknownRecordError
 from coordinator.state.operator import OperatorSettings
-from coordinator.state.records import BatteryCharge, CountedEnergy, RoundRecord, TrainingEnergy
+from coordinator.state.records import BatteryCharge, ContainedEnergy, CountedEnergy, RoundRecord, TrainingEnergy
 from wattfleet.core.budgets import (
     Battery,
     Charge,
+    DatedHarvest,
     EnergyAccount,
     MeasuredHarvest,
     PeriodBudget,
@@ -37,6 +38,9 @@ _SURELY_OVER = timedelta(days=1)
 
 _SOON_S = 3600.0
 """Seconds of a round for which the operator is told what a battery leaves."""
+
+_LAST_ROW = timedelta(hours=1)
+"""How long the last row of a harvest's table counts."""
 
 OF_SUPPLY, OF_DEVICE = "supply/", "device/"
 """The beginnings of the names of holders: what a round draws counts for a supply, and for a device with a battery."""
@@ -122,6 +126,7 @@ class SharedEnergy:
         self._counted: dict[str, dict[str, CountedEnergy]] = {}  # by holder and plan
         for each in counted:
             self._counted.setdefault(each.holder, {})[each.plan_id] = each
+        self._contained: list[ContainedEnergy] = []
         stated = charges or {}
         self._charges = {holder: charge for holder, charge in stated.items() if self._is_stated(holder)}
         self._harvests: dict[str, MeasuredHarvest] = {}
@@ -272,6 +277,11 @@ class SharedEnergy:
         """The records to store with a round's plan."""
         return [each[plan_id] for each in self._counted.values() if plan_id in each]
 
+    def take_contained(self) -> list[ContainedEnergy]:
+        """The records to store of rounds that batteries' readings contain by now; each is returned once."""
+        taken, self._contained = self._contained, []
+        return taken
+
     def _forget_old(self, holder: str, now: datetime) -> None:
         """Forget rounds that count no more: no period contains them, and a device's battery was read since."""
         read_at = (
@@ -279,7 +289,10 @@ class SharedEnergy:
         )
         of_holder = self._counted[holder]
         for each in list(of_holder.values()):
-            if now - each.planned_at > KEPT or (read_at is not None and read_at - each.ends_at > _SURELY_OVER):
+            is_contained = read_at is not None and read_at - each.ends_at > _SURELY_OVER
+            if is_contained:
+                self._contained.append(ContainedEnergy(each.plan_id, holder))
+            if is_contained or now - each.planned_at > KEPT:
                 del of_holder[each.plan_id]
 
     def has(self, needed_j: Mapping[str, float], idle_w: Mapping[str, float], in_flight: Collection[str]) -> bool:
@@ -383,6 +396,9 @@ class SharedEnergy:
                 for what in (CHARGE, HARVEST)
                 if (why := self.problems.get((holder, what)))
             ]
+            harvest = placed.battery.harvest
+            if isinstance(harvest, DatedHarvest) and self.now >= harvest.starts[-1] + _LAST_ROW:
+                unread.append("the table of its harvest has ended: write new rows, and restart the coordinator")
             problem = "; ".join(filter(None, (level.problem, *unread)))
             spare_j = left_j(store, _SOON_S)
             found.append(BatteryState(placed, holder, self._charges.get(holder), level, spare_j, problem))
