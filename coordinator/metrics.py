@@ -24,6 +24,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.power_draw import KeptDuties
 from coordinator.state.records import DeviceRecord, ObservedTraining, RoundRecord, RunRecord
 from coordinator.state.rounds.ledger import LatestResults, RoundStatistics
+from coordinator.state.stores import OF_DEVICE
 from wattfleet.common.build_metric import build_family
 from wattfleet.core.duties import LATENCY_LIMITS_MS
 from wattfleet.core.planning import Assignment, Selection
@@ -515,7 +516,7 @@ class FleetCollector(Collector):
         yield in_flight_family(rounds, self._fleet.rounds.since_s.copy(), self._now_s())
         yield from statistics_families(self._fleet.rounds.statistics, live)
         yield from _supply_families(self._fleet, rounds)
-        yield from _battery_families(self._fleet)
+        yield from _battery_families(self._fleet, [device.device_id for device in single])
         yield from workload_families(self._fleet)
         yield from duty_families(self._fleet.duties, [device.device_id for device in single])
         unplanned = GaugeMetricFamily(
@@ -547,8 +548,9 @@ def _live_totals(fleet: Fleet, devices: Sequence[DeviceRecord]) -> Iterator[Gaug
     yield power
 
 
-def _battery_families(fleet: Fleet) -> Iterator[GaugeMetricFamily]:
-    """What batteries hold, and what is left of the energy budgets of supplies."""
+def _battery_families(fleet: Fleet, device_ids: Sequence[str]) -> Iterator[GaugeMetricFamily]:
+    """What batteries of supplies and of some devices hold, and what is left of the energy budgets of supplies."""
+    exported = {OF_DEVICE + device_id for device_id in device_ids}
     battery = GaugeMetricFamily(
         "wattfleet_battery_energy_joules",
         "Energy of each battery in joules: estimated now, its reserve, and what trainings of an hour may draw",
@@ -565,10 +567,12 @@ def _battery_families(fleet: Fleet) -> Iterator[GaugeMetricFamily]:
         labels=["supply", "kind"],
     )
     for state in fleet.battery_states():
+        if state.holder.startswith(OF_DEVICE) and state.holder not in exported:
+            continue
         battery.add_metric([state.holder, "estimated"], state.level.energy_j)
         battery.add_metric([state.holder, "reserve"], state.placed.battery.reserve_j)
         battery.add_metric([state.holder, "spare"], state.left_j)
-        unknown.add_metric([state.holder], float(bool(state.problem)))
+        unknown.add_metric([state.holder], float(bool(state.level.problem)))
     for supply in list(fleet.stores.budgets):
         if (account := fleet.stores.account(supply)) is not None:
             budget.add_metric([supply, "allowed"], account.budget_j)

@@ -16,7 +16,7 @@ from coordinator.budgets.site_file import DEVICE, ChargeFile, SiteBattery
 from coordinator.errors import BudgetSourceError, NoReadingError, UnusableReadingError
 from coordinator.settings import SiteSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.stores import OF_DEVICE, OF_SUPPLY
+from coordinator.state.stores import CHARGE, HARVEST, OF_DEVICE, OF_SUPPLY
 from wattfleet.common.tasks import background_task, stop_tasks
 from wattfleet.core.budgets import Charge, MeasuredHarvest
 from wattfleet.core.errors import ImplausibleError, InvalidInputError
@@ -55,11 +55,10 @@ class BatteryWatch:
         self._batteries, self._fleet, self._sleep = batteries, fleet, sleep
         self._query = query or partial(fetch_number, timeout_s=settings.query_timeout_s, names=NameLookups())
         self._tasks: list[asyncio.Task[None]] = []
-        self._failing: dict[str, type[BaseException]] = {}
+        self._failing: dict[tuple[str, str], type[BaseException]] = {}
 
     async def start(self) -> None:
-        """Read all batteries once, and continue in the background."""
-        await asyncio.gather(*(self._read(battery) for battery in self._batteries))
+        """Begin to read all batteries in the background: a coordinator starts although a source does not answer."""
         for battery in self._batteries:
             every_s = [each.every_s for each in (battery.charge, battery.harvest) if each is not None]
             if every_s:
@@ -73,8 +72,8 @@ class BatteryWatch:
 
     async def _read_forever(self, battery: SiteBattery, every_s: float) -> None:
         while True:
-            await self._sleep(every_s)
             await self._read(battery)
+            await self._sleep(every_s)
 
     async def _read(self, battery: SiteBattery) -> None:
         """Read a supply's battery, or those of all devices that have one of its kind."""
@@ -85,38 +84,46 @@ class BatteryWatch:
             known = sorted(each for each in self._fleet.agents.devices if stores.battery_of(each) is battery.placed)
             holders = [OF_DEVICE + each for each in known]
         for k in range(0, len(holders), _AT_ONCE):
-            await asyncio.gather(*(self._read_safely(battery, holder) for holder in holders[k : k + _AT_ONCE]))
+            await asyncio.gather(*(self._read_holder(battery, holder) for holder in holders[k : k + _AT_ONCE]))
 
-    async def _read_safely(self, battery: SiteBattery, holder: str) -> None:
+    async def _read_holder(self, battery: SiteBattery, holder: str) -> None:
+        if battery.charge is not None:
+            await self._read_safely(holder, CHARGE, self._read_charge(battery.charge, holder))
+        if battery.harvest is not None:
+            await self._read_safely(holder, HARVEST, self._read_harvest(battery.harvest, holder))
+
+    async def _read_safely(self, holder: str, what: str, reading: Awaitable[None]) -> None:
+        """Read one source of a battery; its failure leaves the others alone."""
+        name, source, problems = holder.partition("/")[2], (holder, what), self._fleet.stores.problems
         try:
-            await self._read_holder(battery, holder)
+            await reading
+        except (BudgetSourceError, ImplausibleError) as error:
+            problems[source] = str(error)
+            # Once per kind of error: the texts contain figures that differ each time.
+            if type(error) is not self._failing.get(source):
+                self._failing[source] = type(error)
+                _log.warning("battery of %s: the %s cannot be read: %s", name, what, error)
         except Exception:
             # The boundary of the watch: a bug in one battery must not freeze the others.
             _log.exception("battery of %s: unexpected error", holder)
-
-    async def _read_holder(self, battery: SiteBattery, holder: str) -> None:
-        name, stores = holder.partition("/")[2], self._fleet.stores
-        try:
-            if battery.harvest is not None:
-                query = _for_device(battery.harvest, name)
-                watts, measured_at = await self._query(query)
-                until = measured_at + timedelta(seconds=query.max_age_s)
-                stores.report_harvest(holder, MeasuredHarvest(watts, measured_at, until))
-            if isinstance(battery.charge, ChargeFile):
-                path = Path(battery.charge.path.replace(DEVICE, name))
-                stores.report_charge(holder, await asyncio.to_thread(charge_in, path))
-            elif battery.charge is not None:
-                percent, measured_at = await self._query(_for_device(battery.charge, name))
-                stores.report_charge(holder, Charge(percent / 100, measured_at))
-        except (BudgetSourceError, ImplausibleError) as error:
-            stores.problems[holder] = str(error)
-            # Once per kind of error: the texts contain figures that differ each time.
-            if type(error) is not self._failing.get(holder):
-                self._failing[holder] = type(error)
-                _log.warning("battery of %s: %s", name, error)
         else:
-            if self._failing.pop(holder, None):
-                _log.info("battery of %s: it is read again", name)
+            problems.pop(source, None)
+            if self._failing.pop(source, None):
+                _log.info("battery of %s: the %s is read again", name, what)
+
+    async def _read_charge(self, charge: PrometheusNumber | ChargeFile, holder: str) -> None:
+        name = holder.partition("/")[2]
+        if isinstance(charge, ChargeFile):
+            found = await asyncio.to_thread(charge_in, Path(charge.path.replace(DEVICE, name)))
+        else:
+            percent, measured_at = await self._query(_for_device(charge, name))
+            found = Charge(percent / 100, measured_at)
+        self._fleet.stores.report_charge(holder, found)
+
+    async def _read_harvest(self, harvest: PrometheusNumber, holder: str) -> None:
+        watts, measured_at = await self._query(_for_device(harvest, holder.partition("/")[2]))
+        until = measured_at + timedelta(seconds=harvest.max_age_s)
+        self._fleet.stores.report_harvest(holder, MeasuredHarvest(watts, measured_at, until))
 
 
 def _for_device(query: PrometheusNumber, name: str) -> PrometheusNumber:

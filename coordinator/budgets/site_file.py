@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -354,6 +356,11 @@ class _Battery(_Keys):
     max_age_s: float | None = None
     decay_h: float = 4.0
 
+    @property
+    def _is_of_many(self) -> bool:
+        """Whether several devices may have such a battery."""
+        return len(self.devices) > 1 or any(sign in each for each in self.devices for sign in "*?[")
+
     def battery(self, name: str, folder: Path, supplies: Supplies) -> SiteBattery:
         """The battery.
 
@@ -367,6 +374,15 @@ class _Battery(_Keys):
         if self.supply and self.supply not in supplies.names:
             raise InvalidInputError(f"unknown supply {self.supply!r}: use one of {', '.join(supplies.names)}")
         source = next(key for key, model in _CHARGES.items() if isinstance(self.charge, model))
+        if isinstance(self.charge, _ChargeQuery):
+            read = self.charge.query
+        else:
+            read = self.charge.file if isinstance(self.charge, _ChargeFile) else DEVICE
+        if self._is_of_many and DEVICE not in read:
+            raise InvalidInputError(
+                f"the {source} of its charge is the same for all of its devices: write {DEVICE} where it contains the"
+                " id of the device"
+            )
         if source == "agent" and self.supply:
             raise InvalidInputError("the charge of a supply's battery cannot come from an agent: use query or file")
         # What a person states is not measured again soon.
@@ -411,15 +427,25 @@ class _Document(_Keys):
     def _batteries(self, folder: Path, supplies: Supplies) -> Iterator[SiteBattery]:
         """The batteries, of which a supply or a pattern of devices has at most one."""
         seen: dict[str, str] = {}
+        patterns: dict[str, str] = {}
         for name, table in self.batteries.items():
             try:
                 found = table.battery(name, folder, supplies)
             except InvalidInputError as error:
                 raise InvalidInputError(f"batteries.{name}: {error}") from None
-            for holder in [table.supply] if table.supply else [f"devices {each}" for each in table.devices]:
-                if holder in seen:
-                    raise InvalidInputError(f"batteries.{name}: {holder} already has the battery {seen[holder]}")
-                seen[holder] = name
+            if table.supply in seen:
+                raise InvalidInputError(
+                    f"batteries.{name}: {table.supply} already has the battery {seen[table.supply]}"
+                )
+            if table.supply:
+                seen[table.supply] = name
+            for pattern in table.devices:
+                if other := next((each for each in patterns if patterns[each] != name and _overlap(each, pattern)), ""):
+                    raise InvalidInputError(
+                        f"batteries.{name}: devices that match {pattern!r} and {other!r} already have the battery"
+                        f" {patterns[other]}: let only one battery match"
+                    )
+                patterns[pattern] = name
             yield found
 
     def _attached(self) -> Iterator[tuple[str, str]]:
@@ -453,6 +479,29 @@ class _Document(_Keys):
                 except InvalidInputError as error:
                     raise InvalidInputError(f"{key}.tags: {error}") from None
             yield device_id, DeviceRules(device.limit_w, frozenset(device.tags))
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether a device id may match both patterns."""
+    left, right = (re.findall(r"\[!?\]?[^\]]*\]|.", pattern) for pattern in (one, other))
+    # Whether the first i signs of the left pattern and the first j of the right one may match the same text.
+    reached = [[False] * (len(right) + 1) for _ in range(len(left) + 1)]
+    reached[0][0] = True
+    for i, j in product(range(len(left) + 1), range(len(right) + 1)):
+        if i and j and _share_a_character(left[i - 1], right[j - 1]):
+            reached[i][j] |= reached[i - 1][j - 1]
+        # A star matches nothing, or one more sign of the other pattern.
+        if i and (left[i - 1] == "*" or (j and right[j - 1] == "*")):
+            reached[i][j] |= reached[i - 1][j]
+        if j and (right[j - 1] == "*" or (i and left[i - 1] == "*")):
+            reached[i][j] |= reached[i][j - 1]
+    return reached[-1][-1]
+
+
+def _share_a_character(one: str, other: str) -> bool:
+    """Whether two signs of patterns, such as `?` and `[a-f]`, match a common character."""
+    candidates = {*one, *other, *map(chr, range(33, 127))}
+    return any(fnmatchcase(each, one) and fnmatchcase(each, other) for each in candidates)
 
 
 _MESSAGES = {

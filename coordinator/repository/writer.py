@@ -17,6 +17,7 @@ from coordinator.service_figures import ServiceFigures, timed
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
     BatteryCharge,
+    ContainedEnergy,
     CountedEnergy,
     DeviceOverrides,
     DeviceRecord,
@@ -59,7 +60,7 @@ def _key(record: StoredRecord) -> _Key:
         return (TrainingEnergy, record.plan_id, record.device_id)
     if isinstance(record, UnplannedRound):
         return (UnplannedRound, record.run_id, record.number)
-    if isinstance(record, CountedEnergy):
+    if isinstance(record, CountedEnergy | ContainedEnergy):
         return (CountedEnergy, record.plan_id, record.holder)
     if isinstance(record, BatteryCharge):
         return (BatteryCharge, record.holder)

@@ -241,6 +241,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.SetChargeRequest, context: Any
     ) -> operator_pb2.SetChargeResponse:
         """State the charge of a battery."""
+        if request.name not in self._fleet.operator.allowance.supplies.names:
+            self._fleet.agents.get(request.name)  # a pattern of devices would take a mistyped name
         record = self._fleet.stores.state_charge(request.name, request.share)
         await self._repository.save(record)
         [state] = [each for each in self._fleet.battery_states() if each.holder == record.holder]

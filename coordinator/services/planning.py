@@ -139,7 +139,8 @@ class RoundPlanning:
                     self._log_refusal(run_id, number, str(error))
                     raise
         record = self._fleet.rounds.get(plan_id_of(run_id, number))
-        await self._repository.save(record, *self._fleet.stores.of_plan(record.plan_id))
+        stores = self._fleet.stores
+        await self._repository.save(record, *stores.of_plan(record.plan_id), *stores.take_contained())
         self._fleet.rounds.grants.pending.let_go(record.plan_id)
         self._orders.send_due()
         return record

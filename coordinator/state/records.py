@@ -443,6 +443,19 @@ class CountedEnergy:
 
 
 @dataclass(frozen=True)
+class ContainedEnergy:
+    """A `CountedEnergy` of a device that counts no more, since a newer reading of its battery contains it.
+
+    Attributes:
+        plan_id: the round's plan.
+        holder: `device/` and the device's id.
+    """
+
+    plan_id: str
+    holder: str
+
+
+@dataclass(frozen=True)
 class DeviceResult:
     """The result of one device's part in a round, as the Flower server saw it.
 
@@ -663,6 +676,7 @@ StoredRecord = (
     | RoundObservation
     | TrainingEnergy
     | CountedEnergy
+    | ContainedEnergy
     | SupplyEnergyBudget
     | BatteryCharge
     | UnplannedRound

@@ -10,10 +10,11 @@ from fnmatch import fnmatchcase
 
 from coordinator.errors import UnknownRecordError
 from coordinator.state.operator import OperatorSettings
-from coordinator.state.records import BatteryCharge, CountedEnergy, RoundRecord, TrainingEnergy
+from coordinator.state.records import BatteryCharge, ContainedEnergy, CountedEnergy, RoundRecord, TrainingEnergy
 from wattfleet.core.budgets import (
     Battery,
     Charge,
+    DatedHarvest,
     EnergyAccount,
     MeasuredHarvest,
     PeriodBudget,
@@ -42,8 +43,14 @@ _SOON_S = 3600.0
 _ROUNDING = 1e-9
 """Relative tolerance for sums of joules, which are not exact in binary."""
 
+_LAST_ROW = timedelta(hours=1)
+"""How long the last row of a harvest's table counts."""
+
 OF_SUPPLY, OF_DEVICE = "supply/", "device/"
 """The beginnings of the names of holders: what a round draws counts for a supply, and for a device with a battery."""
+
+CHARGE, HARVEST = "charge", "harvest"
+"""What is read of a battery."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class BatteryState:
         charge: its newest reading; None without any.
         level: its estimated energy now.
         left_j: joules that trainings of the next hour may draw.
-        problem: why its charge is not known; empty if all is well.
+        problem: why its charge or harvest is not known; empty if all is well.
     """
 
     placed: PlacedBattery
@@ -91,7 +98,7 @@ class SharedEnergy:
 
     Attributes:
         budgets: the energy budgets of supplies, by supply.
-        problems: why the newest charge of a holder could not be read, by holder.
+        problems: why the newest charge or harvest of a holder could not be read, by holder and one of these words.
     """
 
     def __init__(
@@ -116,13 +123,14 @@ class SharedEnergy:
             charges: the charges that the operator has stated, by holder.
         """
         self.budgets = {name: each for name, each in (budgets or {}).items() if name in supplies.names}
-        self.problems: dict[str, str] = {}
+        self.problems: dict[tuple[str, str], str] = {}
         self._supplies, self._operator, self._now = supplies, operator, now
         self._of_supply = {each.supply: each for each in batteries if each.supply}
         self._of_devices = tuple(each for each in batteries if not each.supply)
         self._counted: dict[str, dict[str, CountedEnergy]] = {}  # by holder and plan
         for each in counted:
             self._counted.setdefault(each.holder, {})[each.plan_id] = each
+        self._contained: list[ContainedEnergy] = []
         stated = charges or {}
         self._charges = {holder: charge for holder, charge in stated.items() if self._is_stated(holder)}
         self._harvests: dict[str, MeasuredHarvest] = {}
@@ -173,7 +181,6 @@ class SharedEnergy:
     def report_charge(self, holder: str, charge: Charge) -> None:
         """Record a battery's newest charge."""
         self._charges[holder] = charge
-        self.problems.pop(holder, None)
 
     def report_harvest(self, holder: str, harvest: MeasuredHarvest) -> None:
         """Record what charges a battery."""
@@ -274,6 +281,11 @@ class SharedEnergy:
         """The records to store with a round's plan."""
         return [each[plan_id] for each in self._counted.values() if plan_id in each]
 
+    def take_contained(self) -> list[ContainedEnergy]:
+        """The records to store of rounds that batteries' readings contain by now; each is returned once."""
+        taken, self._contained = self._contained, []
+        return taken
+
     def _forget_old(self, holder: str, now: datetime) -> None:
         """Forget rounds that count no more: no period contains them, and a device's battery was read since."""
         read_at = (
@@ -281,7 +293,10 @@ class SharedEnergy:
         )
         of_holder = self._counted[holder]
         for each in list(of_holder.values()):
-            if now - each.planned_at > KEPT or (read_at is not None and read_at - each.ends_at > _SURELY_OVER):
+            is_contained = read_at is not None and read_at - each.ends_at > _SURELY_OVER
+            if is_contained:
+                self._contained.append(ContainedEnergy(each.plan_id, holder))
+            if is_contained or now - each.planned_at > KEPT:
                 del of_holder[each.plan_id]
 
     def has(self, needed_j: Mapping[str, float], idle_w: Mapping[str, float], in_flight: Collection[str]) -> bool:
@@ -383,7 +398,15 @@ class SharedEnergy:
         for holder, level, store in zip(holders, levels, stores, strict=True):
             placed = self.placed_at(holder)
             assert placed is not None, "it has a battery"
-            problem = "; ".join(filter(None, (level.problem, self.problems.get(holder, ""))))
+            unread = [
+                f"its {what} cannot be read: {why}"
+                for what in (CHARGE, HARVEST)
+                if (why := self.problems.get((holder, what)))
+            ]
+            harvest = placed.battery.harvest
+            if isinstance(harvest, DatedHarvest) and self.now >= harvest.starts[-1] + _LAST_ROW:
+                unread.append("the table of its harvest has ended: write new rows, and restart the coordinator")
+            problem = "; ".join(filter(None, (level.problem, *unread)))
             spare_j = left_j(store, _SOON_S)
             found.append(BatteryState(placed, holder, self._charges.get(holder), level, spare_j, problem))
         return found

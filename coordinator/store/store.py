@@ -22,6 +22,7 @@ from coordinator.errors import StoreFullError, StoreInUseError
 from coordinator.settings import StoreSettings
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
+    ContainedEnergy,
     CountedEnergy,
     DeviceOverrides,
     DeviceRecord,
@@ -604,6 +605,14 @@ class Store:
                 (
                     self._statements.counted_energy,
                     [tables.row_of(CountedEnergyRow, each) for each in records if isinstance(each, CountedEnergy)],
+                ),
+                (
+                    self._statements.contained_energy,
+                    [
+                        {"of_plan": each.plan_id, "of_holder": each.holder}
+                        for each in records
+                        if isinstance(each, ContainedEnergy)
+                    ],
                 ),
                 (
                     self._statements.unplanned,

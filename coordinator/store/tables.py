@@ -468,6 +468,9 @@ class Statements:
         self.device_overrides = self._replacing(DeviceOverridesRow, "device_id")
         self.override = self._replacing(BudgetOverride, "supply")
         self.counted_energy = self._replacing(CountedEnergyRow, "plan_id", "holder")
+        self.contained_energy = delete(CountedEnergyRow).where(
+            CountedEnergyRow.plan_id == bindparam("of_plan"), CountedEnergyRow.holder == bindparam("of_holder")
+        )
         self.energy_budget = self._replacing(SupplyEnergyBudgetRow, "supply")
         self.battery_charge = self._replacing(BatteryChargeRow, "holder")
         self.reference = self._replacing(ReferenceRow, "digest")

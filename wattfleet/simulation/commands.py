@@ -10,6 +10,10 @@ import typer
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.simulation.devices import DEFAULT_FLEET
 
+_ROUNDS, _MODES, _OUT = 3, 50, Path("out/simulate")
+_DAYS, _PANEL_W, _BATTERY = 30, 35.0, "200Wh"
+"""Defaults of options that only some kinds of simulation take."""
+
 
 def _watts(text: str | float) -> float:
     """Read watts, such as 70, 70W or 12kW."""
@@ -104,7 +108,7 @@ def simulate(
     ] = 0.0,
     rounds: Annotated[
         int, typer.Option(help="Run this many federated rounds of each app. Default: 3.", show_default=False)
-    ] = 3,
+    ] = _ROUNDS,
     site_budget_w: Annotated[
         float | None,
         typer.Option(
@@ -134,16 +138,16 @@ def simulate(
     ] = None,
     days: Annotated[
         int, typer.Option(help="With --sun: simulate this many days. Default: 30.", show_default=False)
-    ] = 30,
+    ] = _DAYS,
     panel_w: Annotated[
         float, typer.Option(help="With --sun: rated watts of each board's panel. Default: 35.", show_default=False)
-    ] = 35.0,
+    ] = _PANEL_W,
     battery: Annotated[
         str, typer.Option(help="With --sun: capacity of each board's battery. Default: 200Wh.", show_default=False)
-    ] = "200Wh",
+    ] = _BATTERY,
     modes: Annotated[
         int, typer.Option(help="Profile at most this many power modes on each device. Default: 50.", show_default=False)
-    ] = 50,
+    ] = _MODES,
     policy: Annotated[
         str,
         typer.Option(
@@ -193,7 +197,7 @@ def simulate(
             help="Write report.json, report.html and the logs to this folder. Default: out/simulate.",
             show_default=False,
         ),
-    ] = Path("out/simulate"),
+    ] = _OUT,
     json_: Annotated[bool, typer.Option("--json", help="Print report.json instead of tables.")] = False,
 ) -> None:
     """Simulate a fleet and write a report.
@@ -201,17 +205,25 @@ def simulate(
     Runs federated rounds on this machine under one power budget. Only the boards are simulated.
     """
     if sun is not None:
-        unused = {
-            "--app": app_,
+        ignored = {
             "--device-csv": device_csv,
-            "--duty": duty,
+            "--app": app_,
             "--own-epochs": own_epochs,
+            "--duty": duty,
+            "--run-config": run_config,
+            "--metric": metric,
+            "--ray-address": ray_address,
+            "--gpus-per-client": gpus_per_client,
+            "--rounds": rounds != _ROUNDS,
             "--energy-budget": energy_budget,
+            "--modes": modes != _MODES,
             "--metrics-port": metrics_port,
+            "--out": out != _OUT,
         }
-        if wrong := [option for option, value in unused.items() if value]:
+        if wrong := [option for option, value in ignored.items() if value]:
             raise InvalidInputError(
-                f"--sun simulates boards without an app, and takes no {', '.join(wrong)}: leave it out"
+                f"--sun simulates boards without an app and writes no files, so it takes no {', '.join(wrong)}: leave"
+                " it out"
             )
         from coordinator.references.published import open_reference
         from wattfleet.core.budgets import joules_of
@@ -230,6 +242,8 @@ def simulate(
         chosen = policy_named(policy, count=clients, seed=seed, deadline_s=deadline_s)
         simulate_sun(settings, sun, chosen, open_reference(reference).artefact, json_)
         return
+    if days != _DAYS or panel_w != _PANEL_W or battery != _BATTERY:
+        raise InvalidInputError("--days, --panel-w and --battery are for boards with batteries: add --sun")
     limit_w = 70.0 if site_budget_w is None else site_budget_w
     if folders := [text for text in app_ or () if _is_folder(text)]:
         refused = {

@@ -60,11 +60,11 @@ def _pvlib() -> Any:
 
 
 def _hourly(values: Sequence[float], begins: datetime) -> Sun:
-    """A sun of hourly values from a moment on; no sun outside of them."""
+    """A sun of hourly values from a moment on, which repeat before and after them."""
 
     def sun(at: datetime) -> float:
         place = int((at - begins).total_seconds() // _HOUR_S)
-        return values[place] if 0 <= place < len(values) else 0.0
+        return values[place % len(values)]
 
     return sun
 
@@ -90,7 +90,7 @@ class TypicalYear:
     Attributes:
         latitude: of the place, degrees.
         longitude: of the place, degrees.
-        sun: its irradiance by the calendar, whatever the year.
+        sun: its irradiance by the calendar; it repeats after 365 days.
     """
 
     latitude: float
@@ -171,7 +171,7 @@ class SolarReport:
         training_j: joules above idle of all trainings.
         lowest_share: the lowest charge of any battery.
         touched_h: hours in which a battery held less than its reserve, added up over all boards.
-        ran_dry: boards whose battery was empty once.
+        ran_dry: number of boards whose battery was empty at some time.
         harvested_j: joules that the panels have charged into batteries.
         reasons: why devices were not selected, and how often.
     """
@@ -199,6 +199,7 @@ class _TrueBatteries:
         self._rng = np.random.default_rng([settings.seed, 5])
         self.energy_j = settings.battery_j * self._rng.uniform(0.5, 1.0, count)
         self._silent_until_s = np.zeros(count)
+        self._ran_dry = np.zeros(count, dtype=np.bool_)
         self._now_s = 0.0
         self.draws: list[tuple[int, float, float, float]] = []
 
@@ -215,9 +216,9 @@ class _TrueBatteries:
             self.draws = [draw for draw in self.draws if draw[2] > end_s]
             charged_j = np.minimum(watts * seconds, np.maximum(0.0, capacity_j - self.energy_j + drawn_j))
             report.harvested_j += float(charged_j.sum())
-            was_dry = self.energy_j <= 0
             self.energy_j = np.clip(self.energy_j + charged_j - drawn_j, 0.0, capacity_j)
-            report.ran_dry += int(((self.energy_j <= 0) & ~was_dry).sum())
+            self._ran_dry |= self.energy_j <= 0
+            report.ran_dry = int(self._ran_dry.sum())
             report.lowest_share = min(report.lowest_share, float(self.energy_j.min()) / capacity_j)
             report.touched_h += float((self.energy_j < reserve_j).sum()) * seconds / _HOUR_S
             self._now_s = end_s

@@ -22,6 +22,7 @@ from tests.fakes.served import Client, asked, served_with_shell, status
 from tests.fakes.small_fleet import small_fleet
 from wattfleet.core.budgets import HourlyHarvest, Period, PeriodBudget
 from wattfleet.core.errors import InvalidInputError
+from wattfleet_proto.v1 import operator_pb2
 
 WH = 3600.0
 SITE = """
@@ -112,6 +113,51 @@ def test_a_supply_has_one_battery(tmp_path: Path) -> None:
         batteries_in(tmp_path, SHED + again)
 
 
+BOARDS = (
+    SITE
+    + """
+[batteries.boards]
+devices = ["pi-*"]
+capacity = "74 Wh"
+charge = { agent = true }
+"""
+)
+
+
+@pytest.mark.parametrize("pattern", ["*", "pi-1", "pi-*", "pi-?", "*-1", "p[a-i]-[1-3]x", "??-*"])
+def test_two_batteries_for_the_same_devices_are_refused(tmp_path: Path, pattern: str) -> None:
+    again = BOARDS.replace(SITE, "").replace("batteries.boards", "batteries.more").replace("pi-*", pattern)
+    with pytest.raises(InvalidInputError, match="batteries.more: devices .* already have the battery boards"):
+        batteries_in(tmp_path, BOARDS + again)
+
+
+@pytest.mark.parametrize("pattern", ["nano-*", "pi", "p[a-h]-*", "pi_?", "*-pi", "[!p]*"])
+def test_batteries_of_different_devices_are_accepted(tmp_path: Path, pattern: str) -> None:
+    boards = BOARDS.replace("pi-*", "pi-[1-9]")
+    again = BOARDS.replace(SITE, "").replace("batteries.boards", "batteries.more").replace("pi-*", pattern)
+    assert len(batteries_in(tmp_path, boards + again)) == 2
+
+
+@pytest.mark.parametrize("source", ["{ query = 'soc', url = 'http://127.0.0.1:9090' }", "{ file = 'soc' }"])
+def test_one_reading_for_many_devices_is_refused(tmp_path: Path, source: str) -> None:
+    text = BOARDS.replace("{ agent = true }", source)
+    with pytest.raises(InvalidInputError, match=r"of its charge is the same for all of its devices: write \$device"):
+        batteries_in(tmp_path, text)
+    assert batteries_in(tmp_path, text.replace("soc", "soc-$device"))
+    assert batteries_in(tmp_path, text.replace("pi-*", "pi-1"))
+
+
+def test_a_harvest_whose_table_has_ended_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "sun.csv").write_text("from,watts\n2026-06-01T06:00Z,7\n2026-06-01T18:00Z,0\n")
+    sites = batteries_in(tmp_path, SHED[: SHED.index("harvest")] + 'harvest = { csv = "sun.csv" }\n')
+    date = datetime(2026, 6, 1, 18, 30, tzinfo=timezone.utc)
+    fleet = small_fleet(now=lambda: date, batteries=[each.placed for each in sites])
+    fleet.stores.state_charge("site", 0.8)
+    assert fleet.battery_states()[0].problem == ""
+    date = datetime(2026, 6, 1, 19, tzinfo=timezone.utc)
+    assert "the table of its harvest has ended: write new rows" in fleet.battery_states()[0].problem
+
+
 def test_a_harvest_may_be_a_table_of_dated_rows(tmp_path: Path) -> None:
     (tmp_path / "sun.csv").write_text("from,watts\n2026-06-01T06:00Z,7\n2026-06-01T18:00Z,0\n")
     text = SHED[: SHED.index("harvest")] + 'harvest = { csv = "sun.csv" }\n'
@@ -182,20 +228,88 @@ max_age_s = 3600
     watch = BatteryWatch(sites, fleet, sleep, answer)
     await watch.start()
     try:
-        assert sorted(queries) == ["soc{board='nano'}", "soc{board='orin'}"]
+        await asyncio.wait_for(passed.wait(), 5)
+        assert sorted(queries[:2]) == ["soc{board='nano'}", "soc{board='orin'}"]
         energies = []
         for hours in (0.0, 1.0, 3.0, 5.1):
             date = datetime(2026, 6, 1, 12, tzinfo=timezone.utc) + timedelta(hours=hours)
             energies.append({each.holder: each.level.energy_j / WH for each in fleet.battery_states()}["device/nano"])
         # It idles at 3 W. After the first hour, a quarter of what is left goes with each further hour.
         assert energies == pytest.approx([100, 97, 91 / 2, 0], rel=0.01)
-        while "does not answer" not in fleet.stores.problems.get("device/nano", ""):
+        while "does not answer" not in fleet.battery_states()[0].problem:
             await asyncio.sleep(0.01)
         assert "too old" in fleet.battery_states()[0].problem
         assert "does not answer" in fleet.battery_states()[0].problem
-        assert caplog.text.count("battery of nano: http://127.0.0.1:9090 does not answer") == 1
+        text = "battery of nano: the charge cannot be read: http://127.0.0.1:9090 does not answer"
+        assert caplog.text.count(text) == 1
     finally:
         await watch.stop()
+
+
+BOTH_QUERIED = (
+    SITE
+    + """
+[batteries.shed]
+supply = "site"
+capacity = "100 Wh"
+charge = { query = "soc", url = "http://127.0.0.1:9090" }
+harvest = { query = "sun", url = "http://127.0.0.1:9090" }
+"""
+)
+
+
+async def test_a_harvest_that_fails_leaves_the_charge_as_it_is_read(tmp_path: Path) -> None:
+    sites = batteries_in(tmp_path, BOTH_QUERIED)
+    date = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
+    fleet = small_fleet(now=lambda: date, batteries=[each.placed for each in sites])
+    answers: dict[str, float | Exception] = {"soc": 80.0, "sun": SourceFailedError("the sun does not answer")}
+    turns = asyncio.Semaphore(0)
+    passed = asyncio.Semaphore(0)
+
+    async def answer(query: PrometheusNumber) -> tuple[float, datetime]:
+        found = answers[query.query]
+        if isinstance(found, Exception):
+            raise found
+        return found, date
+
+    async def sleep(seconds: float) -> None:
+        passed.release()
+        await turns.acquire()
+
+    watch = BatteryWatch(sites, fleet, sleep, answer)
+    await watch.start()
+    try:
+        await asyncio.wait_for(passed.acquire(), 5)
+        [shed] = fleet.battery_states()
+        assert shed.level.energy_j == pytest.approx(80 * WH)
+        assert shed.problem == "its harvest cannot be read: the sun does not answer"
+        answers |= {"soc": SourceFailedError("the gauge does not answer"), "sun": 7.0}
+        turns.release()
+        await asyncio.wait_for(passed.acquire(), 5)
+        [shed] = fleet.battery_states()
+        assert shed.level.harvest is not None
+        assert shed.level.harvest.watts(date) == 7.0
+        assert shed.problem == "its charge cannot be read: the gauge does not answer"
+        answers["soc"] = 80.0
+        turns.release()
+        await asyncio.wait_for(passed.acquire(), 5)
+        assert fleet.battery_states()[0].problem == ""
+    finally:
+        await watch.stop()
+
+
+async def test_a_source_that_does_not_answer_lets_the_coordinator_start(tmp_path: Path) -> None:
+    sites = batteries_in(tmp_path, BOTH_QUERIED)
+    fleet = small_fleet(batteries=[each.placed for each in sites])
+
+    async def answer(query: PrometheusNumber) -> tuple[float, datetime]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    watch = BatteryWatch(sites, fleet, query=answer)
+    await asyncio.wait_for(watch.start(), 1)
+    await watch.stop()
+    assert "its charge is unknown, so it counts as empty" in fleet.battery_states()[0].problem
 
 
 # --- Commands ---------------------------------------------------------------------------------------------------------
@@ -219,6 +333,21 @@ async def test_the_charge_of_a_battery_is_stated_and_shown_by_command(
         assert (shed["name"], shed["of_device"], shed["measured_share"]) == ("site", False, 0.8)
         assert shed["energy_j"] < 800 * WH, "what is set aside for the round survives the restart"
         assert shed["reserve_j"] == 300 * WH
+
+
+async def test_the_charge_of_a_mistyped_device_is_refused(config: CoordinatorSettings, tmp_path: Path) -> None:
+    text = BOARDS.replace("pi-*", "*").replace("agent = true", "operator = true")
+    async with served_with_shell(with_site(config, tmp_path, text)) as (client, shell):
+        await client.two_ready()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.operator.SetCharge(operator_pb2.SetChargeRequest(name="typo", share=0.8))
+        assert status(refused)[0] is grpc.StatusCode.NOT_FOUND
+        assert "unknown device 'typo'" in status(refused)[1]
+        await shell("battery", "set", "orin", "80")
+        assert {each["name"]: each["measured_share"] for each in await asked(shell, "battery", "show")} == {
+            "nano": None,
+            "orin": 0.8,
+        }
 
 
 async def test_an_energy_budget_is_set_shown_and_removed_by_command(
@@ -259,8 +388,6 @@ async def test_an_energy_budget_is_set_shown_and_removed_by_command(
 async def test_an_energy_budget_that_cannot_be_used_is_refused(
     config: CoordinatorSettings, request_: dict[str, Any], why: str
 ) -> None:
-    from wattfleet_proto.v1 import operator_pb2
-
     async with served_with_shell(config) as (client, _):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await client.operator.SetBudget(operator_pb2.SetBudgetRequest(supply="site", **request_))

@@ -145,6 +145,20 @@ def test_batteries_and_energy_budgets_are_exported() -> None:
     assert of(samples, "wattfleet_supply_energy_joules")["allowed", "site"] == 7.2e6
 
 
+def test_only_the_selected_devices_export_their_batteries() -> None:
+    fleet = training_fleet()
+    boards = PlacedBattery("boards", Battery(3.6e6), "agent", devices=("*",))
+    shed = PlacedBattery("shed", Battery(3.6e6), "operator", supply="site")
+    date = datetime(2026, 6, 1, tzinfo=timezone.utc)
+    fleet.stores = SharedEnergy(fleet.operator.allowance.supplies, fleet.operator, lambda: date, [boards, shed])
+    fleet.operator.tag(["orin"], {"lab"}, set())
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(fleet, ["tag:lab"]))
+    text = exposition(registry, "")[0].decode()
+    holders = set(re.findall(r'wattfleet_battery_unknown{holder="([^"]*)"}', text))
+    assert holders == {"supply/site", "device/orin"}
+
+
 def test_the_documentation_lists_every_metric_with_its_type_labels_and_text() -> None:
     found = [
         DocumentedMetric(

@@ -21,6 +21,8 @@ from sqlalchemy import URL, create_engine, text
 from coordinator.errors import UnstorableRecordError
 from coordinator.state.identity_records import AuditEntry, CertificateRecord, ExpiredIdentities, InviteRecord
 from coordinator.state.records import (
+    ContainedEnergy,
+    CountedEnergy,
     DeviceOverrides,
     DeviceRecord,
     DeviceResult,
@@ -293,6 +295,18 @@ def test_the_account_of_a_run_is_the_sum_of_its_rounds_and_reports(store: Store,
     while not reopened.delete_some_of(RUN):
         pass
     assert reopened.load().energy == {}
+
+
+def test_energy_that_a_reading_contains_is_deleted(store: Store, reopen: Callable[[], Store]) -> None:
+    date = datetime(2026, 6, 1, tzinfo=timezone.utc)
+    kept, gone = (CountedEnergy(f"{RUN}/{k}", "device/orin", date, date, 5.0, 0.0) for k in (1, 2))
+    same_plan = dataclasses.replace(gone, holder="supply/site")
+    store.save(kept, gone, same_plan)
+    store.save(ContainedEnergy(gone.plan_id, gone.holder))
+    assert {(each.plan_id, each.holder) for each in reopen().load().counted} == {
+        (kept.plan_id, kept.holder),
+        (same_plan.plan_id, same_plan.holder),
+    }
 
 
 # --- which record replaces which ----------------------------------------------------------------------------------

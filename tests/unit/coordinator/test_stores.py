@@ -266,6 +266,20 @@ def test_old_rounds_are_forgotten() -> None:
     assert fleet.stores.of_plan(f"{RUN}/1") == []
 
 
+def test_rounds_that_a_reading_surely_contains_are_named_once_to_the_store() -> None:
+    date = Date()
+    fleet = fleet_with(date, of_devices(Battery(100 * WH, max_age_s=1e6)), budget_j=1e9)
+    for number, hours in ((1, 30), (2, 30), (3, 0)):
+        for device_id in ("orin", "nano"):
+            fleet.report_sample(device_id, BoardSample(battery_share=1.0))
+        round_of(fleet, RUN, number)
+        date.pass_h(hours)
+    named = {(each.plan_id, each.holder) for each in fleet.stores.take_contained()}
+    assert named == {(f"{RUN}/{number}", f"device/{each}") for number in (1, 2) for each in ("orin", "nano")}
+    assert fleet.stores.take_contained() == []
+    assert {each.holder for each in fleet.stores.of_plan(f"{RUN}/1")} == {"supply/site"}, "the supply's month needs it"
+
+
 def test_a_counted_round_has_one_record_per_holder() -> None:
     fleet = fleet_with(Date(), of_devices(Battery(100 * WH)), budget_j=1e6)
     for device_id in ("orin", "nano"):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import reference_models
@@ -72,6 +74,21 @@ def test_the_typical_year_is_darker_than_a_clear_sky() -> None:
     assert 5_000 < measured_wh < 7_000
     assert 7_500 < clear_wh < 9_000
     assert typical_year().latitude == pytest.approx(36.1)
+
+
+def test_the_typical_year_begins_again_in_january(monkeypatch: pytest.MonkeyPatch) -> None:
+    year = {"ghi": np.arange(24.0 * 365)}, {"latitude": 36.1, "longitude": -80.0, "TZ": -5}
+    fake = SimpleNamespace(__file__="pvlib/__init__.py", iotools=SimpleNamespace(read_tmy3=lambda *_, **__: year))
+    monkeypatch.setattr("wattfleet.simulation.solar._pvlib", lambda: fake)
+    sun = typical_year().sun
+    assert [sun(datetime(each, 2, 3, 17, tzinfo=timezone.utc)) for each in (2026, 2027)] == [24.0 * 33 + 12] * 2
+
+
+def test_a_board_that_runs_dry_each_night_counts_once() -> None:
+    # An idle board draws more in a night than the small battery holds, and the panel fills it every day.
+    settings = SolarSettings({"orin-nano": 2}, days=3, battery_j=10 * 3600.0, every_s=12 * 3600.0)
+    report = month(settings, clear, clear)
+    assert report.ran_dry == 2
 
 
 @pytest.mark.slow
