@@ -10,7 +10,7 @@ import typer
 from wattfleet.core.errors import InvalidInputError
 from wattfleet.simulation.devices import DEFAULT_FLEET
 
-_ROUNDS, _MODES, _OUT = 3, 50, Path("out/simulate")
+_ROUNDS, _MODES = 3, 50
 _DAYS, _PANEL_W, _BATTERY = 30, 35.0, "200Wh"
 """Defaults of options that only some kinds of simulation take."""
 
@@ -197,7 +197,7 @@ def simulate(
             help="Write report.json, report.html and the logs to this folder. Default: out/simulate.",
             show_default=False,
         ),
-    ] = _OUT,
+    ] = Path("out/simulate"),
     json_: Annotated[bool, typer.Option("--json", help="Print report.json instead of tables.")] = False,
 ) -> None:
     """Simulate a fleet and write a report.
@@ -218,12 +218,10 @@ def simulate(
             "--energy-budget": energy_budget,
             "--modes": modes != _MODES,
             "--metrics-port": metrics_port,
-            "--out": out != _OUT,
         }
         if wrong := [option for option, value in ignored.items() if value]:
             raise InvalidInputError(
-                f"--sun simulates boards without an app and writes no files, so it takes no {', '.join(wrong)}: leave"
-                " it out"
+                f"--sun simulates boards without an app, and takes no {', '.join(wrong)}: leave it out"
             )
         from coordinator.references.published import open_reference
         from wattfleet.core.budgets import joules_of
