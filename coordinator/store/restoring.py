@@ -239,7 +239,8 @@ def _carry_energy(found: CarriedOver, backup: StoredState, former: StoredState) 
             found.records.append(SupplyEnergyBudget(supply, kept))
     drawn = set(former.counted) - set(backup.counted)
     found.counted_rounds = len({each.plan_id for each in drawn})
-    found.records += sorted(drawn, key=lambda each: (each.planned_at, each.plan_id, each.holder))
+    in_order = sorted(drawn, key=lambda each: (each.planned_at, each.plan_id, each.holder))
+    found.records += in_order
     for holder, charge in former.charges.items():
         of_backup = backup.charges.get(holder)
         if of_backup is None or of_backup.measured_at < charge.measured_at:

@@ -230,7 +230,7 @@ class PowerLimits:
             GpuLimitError: a limit was refused, another one was read back, or these are not the same GPUs any more. A
                 GPU that the limits do not name keeps its own.
         """
-        if not all(_KNOB.fullmatch(name) and value.isdecimal() for name, value in knobs.items()):
+        if not knobs or not all(_KNOB.fullmatch(name) and value.isdecimal() for name, value in knobs.items()):
             raise InvalidInputError(f"cannot restore the power limits {dict(knobs)}: they are no limits of GPUs")
         failed = []
         for uuid, name in zip(self._gpus, self._names, strict=True):

@@ -39,6 +39,7 @@ _NOT_SET_UP = {
         "SessionService/FetchMetadata",
         "OperatorService/GetMetadata",
         "OperatorService/PublishMetadata",
+        "OperatorService/SetCharge",
         "IdentityService/Invite",
         "IdentityService/ListInvites",
         "IdentityService/CancelInvite",

@@ -149,7 +149,7 @@ def test_a_run_on_a_battery_that_is_never_charged_ends() -> None:
         fleet.flower.plan(RUN, 1, NODES, 1.0)
 
 
-def test_a_run_waits_for_a_board_that_is_away_although_the_battery_of_another_is_flat() -> None:
+def test_a_run_waits_for_a_board_that_is_away_if_another_is_flat() -> None:
     fleet = fleet_with(Date(), replace(of_devices(Battery(100 * WH)), devices=("orin",)))
     fleet.report_sample("orin", BoardSample(battery_share=0.1))
     fleet.agents.disconnect("nano")

@@ -13,7 +13,7 @@ import pytest
 
 import reference_models
 from tests.fakes.short_forms import first
-from wattfleet.core.errors import InvalidInputError
+from wattfleet.core.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.core.planning.policies import policy_named
 from wattfleet.simulation.solar import SolarReport, SolarSettings, Sun, simulate_solar, suns, typical_year
 
@@ -62,7 +62,8 @@ def test_without_knowing_of_batteries_the_coordinator_would_touch_the_reserve() 
 def test_boards_with_panels_of_their_own_have_no_budget_in_watts() -> None:
     noon = SolarSettings({"agx-orin": 3}, days=1, every_s=24 * 3600.0, minibatches=3000, battery_j=3.6e6)
     assert month(noon, clear, clear).trainings == 3, "together they draw more than 70 W"
-    assert month(replace(noon, site_budget_w=20.0), clear, clear).trainings == 0
+    with pytest.raises(InfeasibleBudgetError, match="20 W is not enough .*: allow at least"):
+        month(replace(noon, site_budget_w=20.0), clear, clear)
 
 
 def test_the_typical_year_is_darker_than_a_clear_sky() -> None:
