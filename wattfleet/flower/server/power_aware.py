@@ -441,7 +441,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             except EnergyUsedUpError as used_up:
                 if not self._so_far.arrays:
                     raise
-                log(logging.INFO, "The run ends, because its energy is used up: %s", used_up)
+                log(logging.INFO, "The run ends, because no energy is left for another training: %s", used_up)
                 return self._so_far
 
     @contextmanager
