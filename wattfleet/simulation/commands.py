@@ -11,6 +11,7 @@ from wattfleet.core.errors import InvalidInputError
 from wattfleet.simulation.devices import DEFAULT_FLEET
 
 _ROUNDS, _MODES = 3, 50
+SITE_BUDGET_W = 70.0
 _DAYS, _PANEL_W, _BATTERY = 30, 35.0, "200Wh"
 """Defaults of options that only some kinds of simulation take."""
 
@@ -242,7 +243,7 @@ def simulate(
         return
     if days != _DAYS or panel_w != _PANEL_W or battery != _BATTERY:
         raise InvalidInputError("--days, --panel-w and --battery are for boards with batteries: add --sun")
-    limit_w = 70.0 if site_budget_w is None else site_budget_w
+    limit_w = SITE_BUDGET_W if site_budget_w is None else site_budget_w
     if folders := [text for text in app_ or () if _is_folder(text)]:
         refused = {
             "a second --app": len(app_ or ()) > 1,

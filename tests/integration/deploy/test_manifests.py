@@ -99,7 +99,7 @@ def test_the_fleet_is_the_one_that_simulate_runs(services: dict[str, Service]) -
 def test_defaults_are_those_of_simulate(services: dict[str, Service]) -> None:
     simulate = {name: parameter.default for name, parameter in inspect.signature(commands.simulate).parameters.items()}
     serve, run = options(services["coordinator"]), options(services["flower-run"])
-    assert float(default(serve["site-budget-w"])) == simulate["site_budget_w"]
+    assert float(default(serve["site-budget-w"])) == commands.SITE_BUDGET_W
     assert default(serve["policy"]) == simulate["policy"]
     assert int(default(serve["profile-modes"])) == simulate["modes"]
     assert int(default(run["rounds"])) == simulate["rounds"]

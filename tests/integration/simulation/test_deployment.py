@@ -247,6 +247,8 @@ def require_protected_fleet(out: Path, mark: str, printed: str, environment: dic
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     anybody.set_alpn_protocols(["h2"])
+    # A run may begin before its SuperNodes listen: it waits for them.
+    until(lambda: sum("wattfleet.flower.supernode " in line for line in listening(mark).values()) == 2, within_s=60)
     plaintext = [line for port, line in listening(mark).items() if not speaks_tls(port, anybody)]
     # On loopback, /metrics and the page are open, and each SuperNode serves its own ClientApps.
     assert sum("coordinator serve" in line for line in plaintext) == 1
