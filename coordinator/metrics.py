@@ -84,7 +84,7 @@ class DeviceFamily(Metric):
         places = sorted(range(len(self._labels)), key=lambda k: self._labels[k])
         columns: list[Sequence[str]] = [[values[k] for values, _ in self._rows] for k in places]
         columns = [column if _NEEDS_ESCAPE.isdisjoint("".join(column)) else _escaped(column) for column in columns]
-        # Such as 'wattfleet_device_state{{board="{}",device="{}",state="{}"}} {!r}\n'.
+        # Such as 'wattfleet_device_state{{board="{}",device="{}",state="{}"}} {}\n'.
         labels = ",".join(f'{self._labels[k]}="{{}}"' for k in places)
         form = f"{line[: line.index('{')]}{{{{{labels}}}}} {{}}\n".format
         numbers = [float(value) for _, value in self._rows]

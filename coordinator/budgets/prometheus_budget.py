@@ -12,10 +12,10 @@ import threading
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -203,38 +203,21 @@ _LONGEST_TEXT = 200
 """Characters of a source's own text that a message repeats."""
 
 
-class Query(Protocol):
-    """A query that is run periodically.
+@dataclass(frozen=True)
+class PrometheusNumber:
+    """A number that a query measures, such as the charge of a battery.
 
     Attributes:
         url: URL of the server, without `/api/v1/query`.
         query: PromQL that returns one series, or a scalar.
+        every_s: seconds between two queries.
         max_age_s: age in seconds after which an answer is stale.
         unit: of the answer.
         at_most: the largest answer.
-    """
-
-    @property
-    def url(self) -> str: ...  # noqa: D102
-    @property
-    def query(self) -> str: ...  # noqa: D102
-    @property
-    def max_age_s(self) -> float: ...  # noqa: D102
-    @property
-    def unit(self) -> str: ...  # noqa: D102
-    @property
-    def at_most(self) -> float: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class PrometheusNumber:
-    """A number that a query measures, such as the charge of a battery; attributes as in `Query`.
-
-    Attributes:
-        every_s: seconds between two queries.
 
     Raises:
-        InvalidInputError: as of a `PrometheusBudget`.
+        InvalidInputError: the URL is not one of a server, the query is empty, or it runs so rarely that each answer is
+            stale before the next one.
     """
 
     url: str
@@ -245,7 +228,23 @@ class PrometheusNumber:
     at_most: float = math.inf
 
     def __post_init__(self) -> None:
-        _require_query(self.url, self.query, self.every_s, self.max_age_s, self.unit)
+        _require_server(self.url)
+        if not self.query.strip():
+            raise InvalidInputError(f"a query is empty: write PromQL that returns {self.unit}")
+        if not 1 <= self.every_s <= self.max_age_s / 3:
+            raise InvalidInputError(
+                f"every_s must be from 1 s to a third of max_age_s ({self.max_age_s / 3:g} s), not"
+                f" {self.every_s:g} s: otherwise an answer is stale before the next one"
+            )
+
+    @property
+    def lookback_s(self) -> float:
+        """The largest age in seconds of the samples that Prometheus answers from.
+
+        An answer has the time of the query's evaluation, not of its samples. Half of a reading's largest age is
+        therefore left to Prometheus for looking back, and the other half for keeping the answer.
+        """
+        return self.max_age_s / 2
 
 
 @dataclass(frozen=True)
@@ -257,68 +256,35 @@ class PrometheusBudget:
         query: PromQL that returns one series, or a scalar, in watts.
         every_s: seconds between two queries.
         rule: how long an answer stays in force, and the fallback.
+        number: the watts that the query measures.
 
     Raises:
-        InvalidInputError: the URL is not one of a server, the query is empty, or it runs so rarely that each answer is
-            stale before the next one.
+        InvalidInputError: as of a `PrometheusNumber`.
     """
 
     url: str
     query: str
     every_s: float
     rule: ReadingRule
+    number: PrometheusNumber = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _require_query(self.url, self.query, self.every_s, self.max_age_s, self.unit)
-
-    @property
-    def max_age_s(self) -> float:
-        """Age in seconds after which an answer is stale."""
-        return self.rule.max_age_s
-
-    @property
-    def unit(self) -> str:
-        """Watts."""
-        return "watts"
-
-    @property
-    def at_most(self) -> float:
-        """Any number of watts is possible."""
-        return math.inf
-
-
-def _require_query(url: str, query: str, every_s: float, max_age_s: float, unit: str) -> None:
-    _require_server(url)
-    if not query.strip():
-        raise InvalidInputError(f"a query is empty: write PromQL that returns {unit}")
-    if not 1 <= every_s <= max_age_s / 3:
-        raise InvalidInputError(
-            f"every_s must be from 1 s to a third of max_age_s ({max_age_s / 3:g} s), not {every_s:g} s: otherwise an"
-            " answer is stale before the next one"
-        )
-
-
-def lookback_s(query: Query) -> float:
-    """The largest age in seconds of the samples that Prometheus answers from.
-
-    An answer has the time of the query's evaluation, not of its samples. Half of a reading's largest age is therefore
-    left to Prometheus for looking back, and the other half for keeping the answer.
-    """
-    return query.max_age_s / 2
+        number = PrometheusNumber(self.url, self.query, self.every_s, self.rule.max_age_s, "watts")
+        object.__setattr__(self, "number", number)
 
 
 async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0, names: NameLookups | None = None) -> Reading:
     """Run a budget's query once; arguments and errors as of `fetch_number`."""
-    return Reading(*await fetch_number(budget, timeout_s, names))
+    return Reading(*await fetch_number(budget.number, timeout_s, names))
 
 
 async def fetch_number(
-    budget: Query, timeout_s: float = 5.0, names: NameLookups | None = None
+    query: PrometheusNumber, timeout_s: float = 5.0, names: NameLookups | None = None
 ) -> tuple[float, datetime]:
     """Run a query once; returns its number, and the earliest possible time of its measurement.
 
     Args:
-        budget: the query.
+        query: the query.
         timeout_s: time limit from the lookup of the host to the end of the answer.
         names: looks up the host; pass the same to all calls, so that a lookup that hangs is not repeated.
 
@@ -331,39 +297,39 @@ async def fetch_number(
         UnsuitableQueryError: Prometheus rejects the query, or it returns neither a series nor a scalar.
     """
     parameters = {
-        "query": budget.query,
+        "query": query.query,
         "timeout": f"{timeout_s:g}s",
-        "lookback_delta": f"{lookback_s(budget):.3f}",
+        "lookback_delta": f"{query.lookback_s:.3f}",
     }
-    url = f"{budget.url.rstrip('/')}/api/v1/query"
+    url = f"{query.url.rstrip('/')}/api/v1/query"
     try:
         answer = await get(url, parameters, timeout_s, _MAX_ANSWER_BYTES, names or NameLookups())
     except QueryFailedError as error:
-        raise SourceFailedError(f"{budget.url} {error}") from None
+        raise SourceFailedError(f"{query.url} {error}") from None
     except OversizedAnswerError:
-        raise UnusableReadingError(f"{budget.query!r} returns more than 1 MiB: does it select many series?") from None
+        raise UnusableReadingError(f"{query.query!r} returns more than 1 MiB: does it select many series?") from None
     if answer.is_redirect:
         raise SourceFailedError(
-            f"{budget.url} answered HTTP {answer.status}, a redirect, which is not followed: use the address that it"
+            f"{query.url} answered HTTP {answer.status}, a redirect, which is not followed: use the address that it"
             " leads to"
         )
     # Prometheus explains its own errors in JSON.
     if answer.is_error and "json" not in answer.content_type:
-        raise SourceFailedError(f"{budget.url} answered HTTP {answer.status}: {_excerpt(answer.body)}")
-    return number_of(answer.body, budget, datetime.now(timezone.utc))
+        raise SourceFailedError(f"{query.url} answered HTTP {answer.status}: {_excerpt(answer.body)}")
+    return number_of(answer.body, query, datetime.now(timezone.utc))
 
 
 def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -> Reading:
     """The reading in an answer of `/api/v1/query`; arguments and errors as of `number_of`."""
-    return Reading(*number_of(answer, budget, received_at))
+    return Reading(*number_of(answer, budget.number, received_at))
 
 
-def number_of(answer: bytes, budget: Query, received_at: datetime) -> tuple[float, datetime]:
+def number_of(answer: bytes, query: PrometheusNumber, received_at: datetime) -> tuple[float, datetime]:
     """The number in an answer of `/api/v1/query`, and the earliest possible time of its measurement.
 
     Args:
         answer: the body, JSON.
-        budget: the query.
+        query: the query.
         received_at: when it was received, with an offset.
 
     Raises:
@@ -377,42 +343,42 @@ def number_of(answer: bytes, budget: Query, received_at: datetime) -> tuple[floa
     try:
         parsed = json.loads(answer)
         if parsed["status"] != "success":
-            raise _refusal(parsed, budget)
+            raise _refusal(parsed, query)
         kind, result = parsed["data"]["resultType"], parsed["data"]["result"]
         if kind not in ("vector", "scalar"):
             raise UnsuitableQueryError(
-                f"{budget.query!r} returns a {_shortened(kind)}: write a query that returns one series, or a scalar"
+                f"{query.query!r} returns a {_shortened(kind)}: write a query that returns one series, or a scalar"
             )
-        evaluated_s, text = result if kind == "scalar" else _only(result, budget)["value"]
+        evaluated_s, text = result if kind == "scalar" else _only(result, query)["value"]
         evaluated_at = utc_from(float(evaluated_s))
         number = float(text)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
-        raise SourceFailedError(f"{budget.url} did not answer like a Prometheus server: {_excerpt(answer)}") from None
-    if not (math.isfinite(number) and 0 <= number <= budget.at_most):
+        raise SourceFailedError(f"{query.url} did not answer like a Prometheus server: {_excerpt(answer)}") from None
+    if not (math.isfinite(number) and 0 <= number <= query.at_most):
         advice = "; if negative values are expected, write clamp_min(..., 0)" if number < 0 else ""
-        most = f" and at most {budget.at_most:g}" if number > budget.at_most else ""
+        most = f" and at most {query.at_most:g}" if number > query.at_most else ""
         raise UnusableReadingError(
-            f"{budget.query!r} returns {_shortened(text)}: {budget.unit} must be finite and not negative{most}{advice}"
+            f"{query.query!r} returns {_shortened(text)}: {query.unit} must be finite and not negative{most}{advice}"
         )
-    if (age_s := (received_at - evaluated_at).total_seconds()) > budget.max_age_s - lookback_s(budget):
+    if (age_s := (received_at - evaluated_at).total_seconds()) > query.max_age_s - query.lookback_s:
         raise StaleReadingError(
-            f"the answer of {budget.url} is {age_s:.0f} s old: compare its clock with this machine's"
+            f"the answer of {query.url} is {age_s:.0f} s old: compare its clock with this machine's"
         )
     # A server's clock that is ahead must not keep an answer in force longer.
-    return number, min(evaluated_at, received_at) - timedelta(seconds=lookback_s(budget))
+    return number, min(evaluated_at, received_at) - timedelta(seconds=query.lookback_s)
 
 
-def _only(result: list[dict[str, Any]], budget: Query) -> dict[str, Any]:
+def _only(result: list[dict[str, Any]], query: PrometheusNumber) -> dict[str, Any]:
     """The one series of an answer."""
     if not result:
         raise NoReadingError(
-            f"{budget.query!r} returns no series with a sample in the last {lookback_s(budget):g} s at {budget.url}"
+            f"{query.query!r} returns no series with a sample in the last {query.lookback_s:g} s at {query.url}"
         )
     if len(result) > 1:
         named = ", ".join(_shortened(_series(one["metric"])) for one in result[:_NAMED_SERIES])
         more = f" and {len(result) - _NAMED_SERIES} more" if len(result) > _NAMED_SERIES else ""
         raise AmbiguousQueryError(
-            f"{budget.query!r} returns {len(result)} series, {named}{more}: select one, or write sum(...)"
+            f"{query.query!r} returns {len(result)} series, {named}{more}: select one, or write sum(...)"
         )
     return result[0]
 
@@ -422,12 +388,12 @@ def _series(labels: dict[str, str]) -> str:
     return name + "{" + ",".join(f'{key}="{value}"' for key, value in labels.items() if key != "__name__") + "}"
 
 
-def _refusal(parsed: dict[str, Any], budget: Query) -> SourceFailedError | UnsuitableQueryError:
+def _refusal(parsed: dict[str, Any], query: PrometheusNumber) -> SourceFailedError | UnsuitableQueryError:
     """The error that Prometheus reports; bad data stays an error until the query is changed."""
     message = _shortened(parsed["error"])
     if parsed["errorType"] == "bad_data":
-        return UnsuitableQueryError(f"{budget.url} rejects {budget.query!r}: {message}")
-    return SourceFailedError(f"{budget.url} cannot evaluate {budget.query!r}: {message}")
+        return UnsuitableQueryError(f"{query.url} rejects {query.query!r}: {message}")
+    return SourceFailedError(f"{query.url} cannot evaluate {query.query!r}: {message}")
 
 
 def _shortened(value: object) -> str:

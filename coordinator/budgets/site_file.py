@@ -265,18 +265,17 @@ class _ChargeFile(_Keys):
         return ChargeFile(str(folder / self.file), self.every_s)
 
 
-class _ChargeOfAgent(_Keys):
+class _ReportedCharge(_Keys):
+    def source(self, folder: Path, max_age_s: float) -> PrometheusNumber | ChargeFile | None:
+        return None
+
+
+class _ChargeOfAgent(_ReportedCharge):
     agent: Literal[True]
 
-    def source(self, folder: Path, max_age_s: float) -> PrometheusNumber | ChargeFile | None:
-        return None
 
-
-class _ChargeOfOperator(_Keys):
+class _ChargeOfOperator(_ReportedCharge):
     operator: Literal[True]
-
-    def source(self, folder: Path, max_age_s: float) -> PrometheusNumber | ChargeFile | None:
-        return None
 
 
 class _HarvestHours(_Keys):

@@ -162,9 +162,9 @@ class Fleet:
             self.rounds,
             self.draw,
             contention,
+            self.stores,
             NodePairings(dict(pairing_problems or {})),
             EnergyAccounts(energy),
-            self.stores,
         )
 
     def copy(self) -> Fleet:

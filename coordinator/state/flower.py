@@ -191,9 +191,9 @@ class FlowerRuns:
         rounds: RoundLedger,
         draw: PowerDraw,
         contention: Contention,
+        stores: SharedEnergy,
         pairings: NodePairings | None = None,
         energy: EnergyAccounts | None = None,
-        stores: SharedEnergy | None = None,
     ) -> None:
         """Start from what a store holds.
 
@@ -206,9 +206,9 @@ class FlowerRuns:
             rounds: all rounds.
             draw: what each device can be planned with.
             contention: how runs share devices and watts.
+            stores: the batteries, and the energy budgets of supplies.
             pairings: whether nodes can train on their devices; None if this is unknown.
             energy: the accounts of runs with an energy budget; None if there are none.
-            stores: the batteries, and the energy budgets of supplies; None if there are none.
         """
         self.energy = energy or EnergyAccounts()
         self.stores = stores
@@ -521,7 +521,7 @@ class FlowerRuns:
 
     def _stores(self, device_ids: Collection[str]) -> EnergyStores | None:
         """What limits the energy of a round besides its run's budget; None if nothing does."""
-        if self.stores is None or self.stores.is_empty:
+        if self.stores.is_empty:
             return None
         idle_w, in_flight = self._draw.idle_of_devices_w(), self._rounds.grants.plans_of_trainings()
         return self.stores.stores(device_ids, idle_w, in_flight)
@@ -552,7 +552,7 @@ class FlowerRuns:
         predicting = set(filter(self._agents.is_connected, self._unpredicted(not_ready, workload)))
         excluded = self._operator.exclusion_reasons([offer.device_id for offer in offers], workload)
         offers = [offer for offer in offers if offer.device_id not in excluded]
-        if self.stores is not None and not self.stores.is_empty:
+        if not self.stores.is_empty:
             # Nothing is set aside for measurements, so devices with limited energy measure in rounds only.
             limited = {offer.device_id for offer in offers if self.stores.is_limited(offer.device_id)}
             offers = [offer for offer in offers if offer.device_id not in limited]
@@ -654,8 +654,7 @@ class FlowerRuns:
         """
         self.require_live(request.run_id)
         self.energy.planned(record)
-        if self.stores is not None:
-            self.stores.planned(record)
+        self.stores.planned(record)
         self.contention.waiting.served([request.run_id])
         return self._rounds.add(record)
 

@@ -337,9 +337,7 @@ class SharedEnergy:
             assert account is not None, "it has a budget"
             what = f"the energy budget of {name} per {budget.per.value}"
             supplies[name].append(PeriodStore(what, account.left_j, budget.budget_j, budget.end(now)))
-        holders = [OF_SUPPLY + name for name in self._of_supply]
-        holders += [OF_DEVICE + each for each in device_ids if self._of_devices and self.battery_of(each) is not None]
-        found = self._battery_stores(holders, idle_w, in_flight)
+        found = {holder: store for holder, _, store in self._batteries(device_ids, idle_w, in_flight)}
         for holder, store in found.items():
             if holder.startswith(OF_SUPPLY):
                 supplies[holder.removeprefix(OF_SUPPLY)].append(store)
@@ -347,11 +345,14 @@ class SharedEnergy:
         limits = {name: tuple(each) for name, each in supplies.items() if each}
         return EnergyStores(limits, own, dict(self._paths(idle_w)))
 
-    def _battery_stores(
-        self, holders: Sequence[str], idle_w: Mapping[str, float], in_flight: Collection[str]
-    ) -> dict[str, BatteryStore]:
+    def _batteries(
+        self, device_ids: Iterable[str], idle_w: Mapping[str, float], in_flight: Collection[str]
+    ) -> Iterator[tuple[str, BatteryLevel, BatteryStore]]:
+        """The batteries of supplies, and then those of some devices: the holder of each, and what it leaves."""
+        holders = [OF_SUPPLY + name for name in self._of_supply]
+        holders += [OF_DEVICE + each for each in device_ids if self._of_devices and self.battery_of(each) is not None]
         levels = list(self._levels(holders, idle_w, in_flight))
-        return dict(zip(holders, battery_stores(levels, self._now()), strict=True))
+        return zip(holders, levels, battery_stores(levels, self._now()), strict=True)
 
     def _levels(
         self, holders: Sequence[str], idle_w: Mapping[str, float], in_flight: Collection[str]
@@ -390,12 +391,8 @@ class SharedEnergy:
 
     def battery_states(self, idle_w: Mapping[str, float], in_flight: Collection[str]) -> list[BatteryState]:
         """All batteries as operators see them: those of supplies, and then those of known devices."""
-        holders = [OF_SUPPLY + name for name in self._of_supply]
-        holders += [OF_DEVICE + each for each in sorted(idle_w) if self._of_devices and self.battery_of(each)]
-        levels = list(self._levels(holders, idle_w, in_flight))
-        stores = battery_stores(levels, self._now())
         found = []
-        for holder, level, store in zip(holders, levels, stores, strict=True):
+        for holder, level, store in self._batteries(sorted(idle_w), idle_w, in_flight):
             placed = self.placed_at(holder)
             assert placed is not None, "it has a battery"
             unread = [

@@ -28,6 +28,7 @@ from edge_agent.settings import AgentSettings
 from edge_agent.workloads.loading import OpenSteps
 from wattfleet.common.atomic_files import make_state_folder
 from wattfleet.common.console import plain_text
+from wattfleet.core.choosing import descending_modes
 from wattfleet.core.errors import InvalidInputError, WattfleetError
 from wattfleet.core.modes import JournalHeader, PowerMode, Profile, Workload, WorkloadFacts, array_to_modes
 from wattfleet.core.prediction import Artefact
@@ -355,9 +356,4 @@ def _steps(device: Device, profiled: ProfiledWorkload, known: KnownWorkload, is_
 
 def parked_mode(device: Device) -> PowerMode:
     """Return the mode between trainings, with the least idle power: the lowest frequencies, then the fewest cores."""
-    # A board has up to 30,000 modes: as a minimum over `PowerMode`, this takes a tenth of a second.
-    lowest = device.modes
-    for knob in ("cpu_khz", "gpu_hz", "mem_hz", "cores"):
-        values = lowest[:, PowerMode._fields.index(knob)]
-        lowest = lowest[values == values.min()]
-    return array_to_modes(lowest[:1])[0]
+    return array_to_modes(descending_modes(device.modes)[-1:])[0]

@@ -317,6 +317,7 @@ class TrainedBoards:
         self._opened = {
             device_id: true.board.restarted(noise + k) for k, (device_id, true) in enumerate(boards.items())
         }
+        self._parked = {device_id: parked_mode(board) for device_id, board in self._opened.items()}
         self._work: dict[str, list[WorkSpan]] = {}
         for device_id, board in self._opened.items():
             board.on_work = partial(self._worked, device_id)
@@ -329,7 +330,7 @@ class TrainedBoards:
             board.apply(mode)
             training = board.begin_training(true.workload)
             training.finish(max(1, round(epochs * true.minibatches_per_epoch)))
-            board.apply(parked_mode(board))
+            board.apply(self._parked[device_id])
         return self._work
 
     def _worked(self, device_id: str, span: WorkSpan) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.budgets.prometheus_budget import NameLookups, PrometheusBudget, fetch, lookback_s, reading_of
+from coordinator.budgets.prometheus_budget import NameLookups, PrometheusBudget, fetch, reading_of
 from coordinator.errors import (
     AmbiguousQueryError,
     BudgetSourceError,
@@ -155,7 +155,7 @@ def test_only_errors_that_a_change_of_the_query_mends_ask_for_one() -> None:
 def test_prometheus_and_the_reading_each_have_half_of_the_age() -> None:
     """Samples up to 30 s old at the evaluation, kept for 30 s: none is older than the 60 s while it is in force."""
     reading = read(vector("120"))
-    assert lookback_s(budget()) == 30
+    assert budget().number.lookback_s == 30
     assert reading.measured_at == NOW - timedelta(seconds=30)
     rule = budget().rule
     assert not rule.in_force(NOW + timedelta(seconds=30), reading).fallback

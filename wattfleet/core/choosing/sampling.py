@@ -106,17 +106,6 @@ class Prospects:
         within = _probability(known.power_margin(budgets_mw))
         return cls(log_cost, time_sd, log_longest - np.log(batch)[:, None], within, kept, safe)
 
-    def gain(self, best: Values, cap: float | None = None) -> Values:
-        """`[n, b]` the expected improvement on `[b]` log costs, counted only if all limits are kept.
-
-        Args:
-            best: the log costs to improve on.
-            cap: largest improvement that counts; None for no cap.
-        """
-        gain, promising = np.zeros(self.others_kept.shape), self.promising(best)
-        gain[promising.mode, promising.limit] = promising.gain(best, cap)
-        return gain
-
     def promising(self, best: Values) -> Promising:
         """The modes and limits with a chance to improve on `[b]` log costs, or on lower ones."""
         bound = np.minimum(best, self.log_limit)
@@ -155,7 +144,12 @@ class Promising:
     others_kept: Values
 
     def gain(self, best: Values, cap: float | None = None) -> Values:
-        """`[k]` gains, as in `Prospects.gain`."""
+        """`[k]` the expected improvement on `[b]` log costs, counted only if all limits are kept.
+
+        Args:
+            best: the log costs to improve on, at most those for which the pairs are promising.
+            cap: largest improvement that counts; None for no cap.
+        """
         best = best[self.limit]
         gain = self._uncapped(best)
         if cap is not None:
