@@ -261,7 +261,8 @@ def shapley_values(
             return judge(start)
         total = sum(samples[client] for client in chosen)
         weighted = [(updates[client].parameters, samples[client] / total) for client in chosen]
-        return judge({name: sum(share * each[name] for each, share in weighted) for name in start})  # type: ignore[misc]
+        nothing = torch.zeros(())
+        return judge({name: sum((share * each[name] for each, share in weighted), nothing) for name in start})
 
     known: dict[frozenset[int], float] = {}
 

@@ -43,9 +43,6 @@ _SOON_S = 3600.0
 _ROUNDING = 1e-9
 """Relative tolerance for sums of joules, which are not exact in binary."""
 
-_LAST_ROW = timedelta(hours=1)
-"""How long the last row of a harvest's table counts."""
-
 OF_SUPPLY, OF_DEVICE = "supply/", "device/"
 """The beginnings of the names of holders: what a round draws counts for a supply, and for a device with a battery."""
 
@@ -401,7 +398,7 @@ class SharedEnergy:
                 if (why := self.problems.get((holder, what)))
             ]
             harvest = placed.battery.harvest
-            if isinstance(harvest, DatedHarvest) and self.now >= harvest.starts[-1] + _LAST_ROW:
+            if isinstance(harvest, DatedHarvest) and self.now >= harvest.ends:
                 unread.append("the table of its harvest has ended: write new rows, and restart the coordinator")
             problem = "; ".join(filter(None, (level.problem, *unread)))
             spare_j = left_j(store, _SOON_S)

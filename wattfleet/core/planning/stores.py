@@ -38,17 +38,17 @@ def left_j(store: EnergyStore, within_s: float) -> float:
 
 
 class EnergyStore(Protocol):
-    """Something that holds a limited number of joules for trainings.
-
-    Attributes:
-        name: what it is, for reasons, such as "its battery".
-        is_known: whether its joules are known, now and later; otherwise a reading or a forecast may bring more.
-    """
+    """Something that holds a limited number of joules for trainings."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str:
+        """What it is, for reasons, such as "its battery"."""
+        ...
+
     @property
-    def is_known(self) -> bool: ...  # noqa: D102
+    def is_known(self) -> bool:
+        """Whether its joules are known, now and later; otherwise a reading or a forecast may bring more."""
+        ...
 
     @property
     def lefts_j(self) -> Values:
